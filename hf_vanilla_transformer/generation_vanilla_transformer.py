@@ -338,8 +338,9 @@ class BeamCacheSlots:
     in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many.
     """
 
-    def __init__(self, batch: int, device: torch.device, beams: int = 1):
-        self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
+    def __init__(self, batch: int, device: torch.device):
+        # (B, K, C). K is 1 at first
+        self.visible = torch.zeros(batch, 1, 0, dtype=torch.bool, device=device)
         self.bound = 0  # no sentence uses more slots. The host knows it without asking the device
         self.steps_at_once = steps_at_once(device)
 
@@ -578,7 +579,7 @@ def beam_search(
     def join(source: EncodedSource, prefix: Tensor) -> None:
         first = len(results) + len(search)
         batch = SearchBatch(
-            decoder=model.make_decoder(source, beams, rows),
+            decoder=model.make_decoder(source, beams),
             prefix=prefix,
             source_mask=source.mask.to(prefix.device),
             keys=range(first, first + len(prefix)),
@@ -721,13 +722,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         states = self.get_encoder()(input_ids, mask).last_hidden_state
         return EncodedSource(states, mask, input_ids)
 
-    def make_decoder(self, source: EncodedSource, beams: int, rows: int | None = None) -> Decoder:
-        """A decoder of encoded sentences, for a search of `rows`. None: so many sentences."""
+    def make_decoder(self, source: EncodedSource, beams: int) -> Decoder:
+        """A decoder of encoded sentences."""
         if self.inference_engine is None:
             return ModuleDecoder(self, source)
-        return self.inference_engine.decoder(
-            self, source, beams, len(source.states) if rows is None else rows
-        )
+        return self.inference_engine.decoder(self, source, beams)
 
     def read_ahead(self, read: Callable[[int], Any], rows: int) -> Any:
         """Return the inference engine's `ReadAhead`: it calls `read` while a search of `rows` sentences goes on.

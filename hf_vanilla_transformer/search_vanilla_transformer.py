@@ -10,7 +10,7 @@ Who calls whom, from `generate` to a token:
     BeamSearch.step -> Decoder.read_done -> Hypotheses                                     for finished sentences
 
 The state of a search is tensors of fixed shape, which the host reads only every few steps. A step of search and
-decoder can therefore be compiled as one, or captured as a CUDA graph.
+decoder can therefore be captured as a CUDA graph.
 
 Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of a hypothesis in tokens, V target
 vocabulary, R hypotheses returned, n best candidates of a beam, N of a sentence.
@@ -119,8 +119,8 @@ class BeamState(NamedTuple):
         )
 
     @classmethod
-    def of_prefix(cls, tokens: Tensor, running: int = 1) -> Iterator["BeamState"]:
-        """The states of `running` beams with which a decoder reads first tokens (B, P) one by one."""
+    def of_prefix(cls, tokens: Tensor) -> Iterator["BeamState"]:
+        """The states of one beam with which a decoder reads first tokens (B, P) one by one."""
         for length in range(1, tokens.shape[1] + 1):
             limits = torch.full_like(tokens[:, 0], length + 1)
             yield cls.start(
@@ -128,8 +128,8 @@ class BeamState(NamedTuple):
                 limits=limits,
                 penalties=torch.ones(length + 3, device=tokens.device),
                 decisive=limits,
-                running=running,
-                ended=running,
+                running=1,
+                ended=1,
             )
 
     @property
@@ -149,7 +149,7 @@ class BeamState(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The constants of a search. Compiled and captured steps belong to one."""
+    """The constants of a search. A captured step belongs to one."""
 
     num_beams: int
     early_stopping: bool | str
@@ -200,7 +200,7 @@ class SearchConfig:
         Args:
             state: of the hypotheses without the token.
             logits: (B, K, V), of the token.
-            penalties: (T + 1,), by length. They are data, so that one compiled step serves every α.
+            penalties: (T + 1,), by length. They are data, so that one captured step serves every α.
         """
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
@@ -446,7 +446,7 @@ class Decoder:
         raise NotImplementedError
 
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
-        """Extend all hypotheses by a token. A decoder may compile or capture this as a whole."""
+        """Extend all hypotheses by a token. A decoder may capture this as a whole."""
         return config.advance(state, self.logits(state), penalties)
 
     def select(self, rows: Tensor) -> None:

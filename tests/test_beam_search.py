@@ -1,7 +1,6 @@
 """The search over every decoder, against transformers' own loop, and the paper's against a naive one without a cache.
 
-"module" decodes with the model's own modules, "packed" with packed weights, "compiled" with the modules that would be
-compiled: there is no compiler here, and each sentence is a request of its own.
+"module" decodes with the model's own modules, "packed" with packed weights.
 """
 
 import functools
@@ -16,8 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import search_vanilla_transformer as search
-from hf_vanilla_transformer.engine import linear, optimize
-from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledModule
+from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
@@ -39,7 +37,7 @@ from tests.search_helpers import (
 
 pytestmark = pytest.mark.covering(2)
 
-DECODERS = {"module": ModuleDecoder, "packed": PackedDecoder, "compiled": CompiledDecoder}
+DECODERS = {"module": ModuleDecoder, "packed": PackedDecoder}
 
 
 class Decoding:
@@ -49,32 +47,18 @@ class Decoding:
         self.name, self.made = name, set[type]()
 
     def prepare(self, model: Model) -> Model:
-        return model if self.name == "module" else optimize_for_inference(model, compile=self.name == "compiled")
-
-    def requests(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The batch as this decoder takes it: whole, or the first three sentences one by one."""
-        if self.name != "compiled":
-            return [inputs]
-        rows = range(min(3, len(next(iter(inputs.values())))))
-        return [{name: tensor[i : i + 1] for name, tensor in inputs.items()} for i in rows]
+        return model if self.name == "module" else optimize_for_inference(model)
 
     def assert_same(self, model: Model, inputs: dict[str, Tensor], **settings: Any) -> list[list[int]]:
         """The same tokens and the same scores as from transformers' own loop. Returns the tokens of all."""
         self.prepare(model)
-        requests = self.requests(inputs)
-        if "prefix_allowed_tokens_fn" in settings:  # it gets the number of the row
-            expected = [by_transformers_once(model, request, settings) for request in requests]
-        else:
-            expected = rows_of(by_transformers_once(model, inputs, settings), inputs, requests)
-        found = []
-        for request, (sequences, scores) in zip(requests, expected, strict=True):
-            ours = model.generate(**request, **settings, **AS_DICT)
-            assert ours.sequences.tolist() == sequences.tolist()
-            if settings["num_beams"] > 1:
-                tolerance = 1e-5 if ours.sequences_scores.abs().max() < 1e4 else 1e30  # bans and forced tokens
-                assert_near(ours.sequences_scores.float(), scores.float(), tolerance)
-            found += ours.sequences.tolist()
-        return found
+        sequences, scores = by_transformers_once(model, inputs, settings)
+        ours = model.generate(**inputs, **settings, **AS_DICT)
+        assert ours.sequences.tolist() == sequences.tolist()
+        if scores is not None:
+            tolerance = 1e-5 if ours.sequences_scores.abs().max() < 1e4 else 1e30  # bans and forced tokens
+            assert_near(ours.sequences_scores.float(), scores.float(), tolerance)
+        return ours.sequences.tolist()
 
 
 Found = tuple[Tensor, Tensor | None]  # tokens and scores of all rows
@@ -93,19 +77,6 @@ def by_transformers_once(model: Model, inputs: dict[str, Tensor], settings: dict
     return _FOUND[search]
 
 
-def rows_of(found: Found, inputs: dict[str, Tensor], requests: list[dict[str, Tensor]]) -> list[Found]:
-    """What is found for each request, whose sentences are the first of a batch, as if it were alone."""
-    sequences, scores = found
-    wanted = len(sequences) // len(inputs["input_ids"])
-    first, parts = 0, []
-    for request in requests:
-        rows = slice(first, first + wanted * len(request["input_ids"]))
-        first = rows.stop
-        longest = sequences[rows].ne(PAD).any(dim=0).nonzero().max() + 1
-        parts.append((sequences[rows, :longest], None if scores is None else scores[rows]))
-    return parts
-
-
 @pytest.fixture(params=DECODERS)
 def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
     """Each decoder. What a test translates, it must have translated."""
@@ -118,8 +89,6 @@ def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Model, "make_decoder", spy)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
-    monkeypatch.setattr(CompiledModule, "_compile", lambda self, args: self.module().forward)
-    monkeypatch.setattr(optimize, "compile_error", lambda device: None)
     yield decoding
     assert decoding.made <= {DECODERS[decoding.name]}
 
@@ -142,7 +111,7 @@ def test_beam_search_equals_transformers(beams, length_penalty, early_stopping, 
 def test_padding_does_not_change_tokens(beams: int, left: bool, positions: str, decoding: Decoding) -> None:
     model, inputs = varied_model(position_encoding_type=positions), source(LENGTHS, left)
     settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 14}
-    for row, ids in zip(decoding.assert_same(model, inputs, **settings), inputs["input_ids"], strict=False):
+    for row, ids in zip(decoding.assert_same(model, inputs, **settings), inputs["input_ids"], strict=True):
         alone = model.generate(ids[ids != PAD][None], **settings)[0].tolist()
         assert row[: len(alone)] == alone
 
@@ -169,7 +138,7 @@ def test_batches_of_any_size_equal_transformers(beams, batch, dtype, decoding):
 def test_num_return_sequences_and_scores_equal_transformers(wanted: int, decoding: Decoding) -> None:
     settings = {"num_beams": 4, "num_return_sequences": wanted, "length_penalty": 0.8, "max_new_tokens": 12}
     found = decoding.assert_same(varied_model(), source(LENGTHS), **settings)
-    assert len(found) == wanted * (3 if decoding.name == "compiled" else len(LENGTHS))
+    assert len(found) == wanted * len(LENGTHS)
 
 
 class NoOddTokenAfterAnother(LogitsProcessor):
@@ -275,14 +244,12 @@ def test_best_hypothesis_fills_the_rows_without_one(beams: int, longest: int, de
     """An end that is forced at the first token leaves one hypothesis, for transformers too."""
     model = decoding.prepare(varied_model())
     settings = {"max_new_tokens": longest, "forced_eos_token_id": EOS, "num_beams": beams, "length_penalty": 1.0}
-    for request in decoding.requests(source(LENGTHS)):
-        for rows in {1, (beams + 1) // 2, beams}:
-            ours = model.generate(**request, **settings, num_return_sequences=rows, **AS_DICT)
-            theirs = by_transformers(
-                model, **request, **settings, num_return_sequences=rows, output_scores=True, **AS_DICT
-            )
-            assert_same_but_for_missing(ours, theirs, rows)
-            assert (longest == 1 and rows > 1) == any(has_no_hypothesis(ours))
+    inputs = source(LENGTHS)
+    for rows in {1, (beams + 1) // 2, beams}:
+        ours = model.generate(**inputs, **settings, num_return_sequences=rows, **AS_DICT)
+        theirs = by_transformers(model, **inputs, **settings, num_return_sequences=rows, output_scores=True, **AS_DICT)
+        assert_same_but_for_missing(ours, theirs, rows)
+        assert (longest == 1 and rows > 1) == any(has_no_hypothesis(ours))
 
 
 def has_no_hypothesis(output: Any) -> list[bool]:
@@ -332,22 +299,22 @@ def test_prefixes_equal_transformers(beams: int, decoding: Decoding) -> None:
     prefix = torch.cat([torch.full((5, 1), START), torch.tensor(sentences([4] * 5, 24, seed=3))[:, :3]], dim=1)
     inputs = {**source(LENGTHS), "decoder_input_ids": prefix}
     tokens = decoding.assert_same(model, inputs, num_beams=beams, length_penalty=1.0, max_new_tokens=9)
-    assert all(row[:4] == start for row, start in zip(tokens, prefix.tolist(), strict=False))
+    assert all(row[:4] == start for row, start in zip(tokens, prefix.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_encoder_outputs_and_embeddings_equal_transformers(beams: int, decoding: Decoding) -> None:
     model = decoding.prepare(varied_model())
     settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 9}
-    for inputs in decoding.requests(source(LENGTHS)):
-        expected = by_transformers(model, **inputs, **settings).tolist()
-        mask, encoded = inputs["attention_mask"], model.get_encoder()(**inputs)
-        states = encoded.last_hidden_state.clone()
-        for _ in range(2):
-            assert model.generate(encoder_outputs=encoded, attention_mask=mask, **settings).tolist() == expected
-        assert encoded.last_hidden_state.equal(states), "the caller's own object must not change"
-        embeds = model.get_input_embeddings()(inputs["input_ids"])
-        assert model.generate(inputs_embeds=embeds, attention_mask=mask, **settings).tolist() == expected
+    inputs = source(LENGTHS)
+    expected = by_transformers(model, **inputs, **settings).tolist()
+    mask, encoded = inputs["attention_mask"], model.get_encoder()(**inputs)
+    states = encoded.last_hidden_state.clone()
+    for _ in range(2):
+        assert model.generate(encoder_outputs=encoded, attention_mask=mask, **settings).tolist() == expected
+    assert encoded.last_hidden_state.equal(states), "the caller's own object must not change"
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    assert model.generate(inputs_embeds=embeds, attention_mask=mask, **settings).tolist() == expected
 
 
 @pytest.mark.parametrize("fields", [{"pad_token_id": 0, "decoder_start_token_id": 0}, {"pad_token_id": EOS}])
@@ -355,14 +322,14 @@ def test_encoder_outputs_and_embeddings_equal_transformers(beams: int, decoding:
 def test_other_pad_tokens_equal_transformers(beams: int, fields: dict[str, int], decoding: Decoding) -> None:
     model = decoding.prepare(varied_model(**fields))
     settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 9}
-    for inputs in decoding.requests(source(LENGTHS)):
-        tokens, expected = model.generate(**inputs, **settings), by_transformers(model, **inputs, **settings)
-        assert tokens.shape == expected.shape
-        for ours, theirs in zip(tokens.tolist(), expected.tolist(), strict=True):
-            end = theirs.index(EOS) + 1 if EOS in theirs else len(theirs)
-            assert ours[:end] == theirs[:end]
-            # transformers pads with the end where the pad token is 0
-            assert set(ours[end:]) <= {fields["pad_token_id"]}
+    inputs = source(LENGTHS)
+    tokens, expected = model.generate(**inputs, **settings), by_transformers(model, **inputs, **settings)
+    assert tokens.shape == expected.shape
+    for ours, theirs in zip(tokens.tolist(), expected.tolist(), strict=True):
+        end = theirs.index(EOS) + 1 if EOS in theirs else len(theirs)
+        assert ours[:end] == theirs[:end]
+        # transformers pads with the end where the pad token is 0
+        assert set(ours[end:]) <= {fields["pad_token_id"]}
 
 
 @pytest.mark.parametrize("size", [4, 5, 6])
@@ -372,10 +339,9 @@ def test_vocabularies_smaller_than_the_beam_equal_transformers(size: int, decodi
     ids = torch.tensor([[size - 1, EOS], [EOS, PAD]])
     inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
     decoding.prepare(model)
-    for request in decoding.requests(inputs):
-        settings = {"num_beams": 5, "length_penalty": 1.0, "max_new_tokens": 5}
-        assert model.generate(**request, **settings).equal(by_transformers(model, **request, **settings))
-        assert len(model.generate(**request)) == len(request["input_ids"])
+    settings = {"num_beams": 5, "length_penalty": 1.0, "max_new_tokens": 5}
+    assert model.generate(**inputs, **settings).equal(by_transformers(model, **inputs, **settings))
+    assert len(model.generate(**inputs)) == len(ids)
 
 
 def test_beams_beyond_the_first_cache_slots_equal_transformers(decoding: Decoding) -> None:
@@ -413,20 +379,17 @@ def test_every_kind_of_decoder_equals_transformers(fields: dict[str, Any], decod
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_default_dtype_does_not_change_scores(dtype: torch.dtype, decoding: Decoding) -> None:
     model, before = decoding.prepare(varied_model()), torch.get_default_dtype()
-    for request in decoding.requests(source(LENGTHS)):
-        settings = {
-            "num_beams": 3,
-            "max_new_tokens": 9,
-            "decoder_input_ids": torch.full_like(request["input_ids"][:, :3], 9),
-        }
-        expected = model.generate(**request, **settings, **AS_DICT)
-        try:
-            torch.set_default_dtype(dtype)
-            found = model.generate(**request, **settings, **AS_DICT)
-        finally:
-            torch.set_default_dtype(before)
-        assert found.sequences.equal(expected.sequences)
-        assert_near(found.sequences_scores, expected.sequences_scores, 1e-6)
+    inputs = source(LENGTHS)
+    prefix = torch.full_like(inputs["input_ids"][:, :3], 9)
+    settings = {"num_beams": 3, "max_new_tokens": 9, "decoder_input_ids": prefix}
+    expected = model.generate(**inputs, **settings, **AS_DICT)
+    try:
+        torch.set_default_dtype(dtype)
+        found = model.generate(**inputs, **settings, **AS_DICT)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.sequences.equal(expected.sequences)
+    assert_near(found.sequences_scores, expected.sequences_scores, 1e-6)
 
 
 # The paper's search
@@ -446,9 +409,8 @@ def test_default_search_is_the_papers(beams: int, alpha: float, decoding: Decodi
         model.generation_config.paper_length_penalty = alpha
         model.generation_config.num_beams = beams
         settings = {"max_new_tokens": longest, "num_return_sequences": 2, **AS_DICT}
-        outputs = [model.generate(**request, **settings) for request in decoding.requests(source(lengths))]
-        sequences = [row for output in outputs for row in output.sequences.tolist()]
-        scores = [score for output in outputs for score in output.sequences_scores.tolist()]
+        output = model.generate(**source(lengths), **settings)
+        sequences, scores = output.sequences.tolist(), output.sequences_scores.tolist()
         expected = [
             pair for ids in sentences(lengths, 24) for pair in best_two(seed, tuple(ids), beams, alpha, longest)
         ]
@@ -462,19 +424,17 @@ def test_default_search_is_the_papers(beams: int, alpha: float, decoding: Decodi
 def test_default_limit_counts_each_sentences_own_tokens(lengths: list[int], decoding: Decoding) -> None:
     model = decoding.prepare(varied_model(end=-1e4))  # no hypothesis ends by itself
     model.generation_config.max_length_over_source = 5
-    tokens = [model.generate(**request, num_beams=2) for request in decoding.requests(source(lengths))]
-    found = [length for rows in tokens for length in rows.ne(PAD).sum(dim=1).tolist()]
-    assert found == [1 + length + 5 for length in lengths]
+    tokens = model.generate(**source(lengths), num_beams=2)
+    assert tokens.ne(PAD).sum(dim=1).tolist() == [1 + length + 5 for length in lengths]
 
 
 def test_forced_eos_token_ends_each_sentence_at_its_own_limit(decoding: Decoding) -> None:
     model = decoding.prepare(varied_model(end=-1e4))
     model.generation_config.max_length_over_source = 4
     for beams in (1, 3):
-        for request in decoding.requests(source([3, 7, 1])):
-            for row in model.generate(**request, num_beams=beams, forced_eos_token_id=EOS).tolist():
-                tokens = [token for token in row if token != PAD]
-                assert tokens[-1] == EOS
+        for row in model.generate(**source([3, 7, 1]), num_beams=beams, forced_eos_token_id=EOS).tolist():
+            tokens = [token for token in row if token != PAD]
+            assert tokens[-1] == EOS
         for ids, length in zip(sentences([3, 7, 1], 24), (3, 7, 1), strict=True):
             alone = model.generate(torch.tensor([ids]), num_beams=beams, forced_eos_token_id=EOS)
             assert alone.shape[1] == 1 + length + 4
@@ -486,8 +446,7 @@ def test_limits_within_the_prefix_give_one_more_token(beams: int, positions: str
     model = decoding.prepare(varied_model(position_encoding_type=positions, max_position_embeddings=20))
     model.generation_config.max_length_over_source = -3
     prefix = torch.tensor([[START, 7, 9]] * 2)
-    for request in decoding.requests({**source([3, 2]), "decoder_input_ids": prefix}):
-        assert model.generate(**request, num_beams=beams).shape[1] == 4
+    assert model.generate(**source([3, 2]), decoder_input_ids=prefix, num_beams=beams).shape[1] == 4
 
 
 @pytest.mark.parametrize("decoder", ["module", "packed"])
@@ -524,18 +483,17 @@ def test_ensemble_searches_with_the_mean_probability(beams: int, decoding: Decod
     models = [varied_model(0, end=-1.0), varied_model(1, d_model=16, decoder_layers=1), varied_model()]
     for model in models:
         decoding.prepare(model)
-    for i, request in enumerate(decoding.requests(source(lengths))):
-        found = with_ensemble(models).generate(**request, **settings).tolist()
-        for row, ids in zip(found, sentences(lengths, 24)[i:], strict=False):
-            if beams == 1:
-                expected = naive_greedy_search(models, ids, 8)
-            else:
-                expected = naive_search(models, ids, beams, 0.6, 8)[0][1]
-            assert row[: len(expected)] == expected
-        alone = models[0].generate(**request, **settings).tolist()
-        assert found != alone or decoding.name == "compiled"  # one sentence may have the same translation
-        twice = with_ensemble([models[0], models[0]])
-        assert twice.generate(**request, **settings).tolist() == alone
+    found = with_ensemble(models).generate(**source(lengths), **settings).tolist()
+    for row, ids in zip(found, sentences(lengths, 24), strict=True):
+        if beams == 1:
+            expected = naive_greedy_search(models, ids, 8)
+        else:
+            expected = naive_search(models, ids, beams, 0.6, 8)[0][1]
+        assert row[: len(expected)] == expected
+    alone = models[0].generate(**source(lengths), **settings).tolist()
+    assert found != alone
+    twice = with_ensemble([models[0], models[0]])
+    assert twice.generate(**source(lengths), **settings).tolist() == alone
 
 
 def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
@@ -613,8 +571,6 @@ def alone_by_modules(case: str, ids: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("case", REFILLED)
 def test_refilled_sentences_equal_sentences_alone(case: str, decoding: Decoding) -> None:
     now, later, asked = [7, 2, 5, 9, 1, 3], [4, 12, 1, 8, 8, 3, 2, 6, 10, 1, 5], []
-    if decoding.name == "compiled":
-        now, later = now[:1], later[:4]
     alone = [alone_by_modules(case, tuple(ids)) for ids in sentences(now, 24) + sentences(later, 24, seed=9)]
     decoding.made.clear()
     model, settings = refilled(case)
@@ -633,8 +589,6 @@ def test_refilled_sentences_equal_sentences_alone(case: str, decoding: Decoding)
             assert set(row[len(one) :]) <= {PAD}
         if settings.get("num_beams") != 1:
             assert_near(found.sequences_scores[i * wanted : (i + 1) * wanted], expected.sequences_scores)
-    if decoding.name != "module":
-        decoding.made.discard(PackedDecoder)
 
 
 def test_batch_is_refilled_before_all_sentences_end() -> None:
@@ -655,7 +609,7 @@ def test_ensemble_is_refilled(decoding: Decoding) -> None:
     for model in models:
         decoding.prepare(model)
     models[0].generation_config.max_length_over_source = 6
-    now = [5] if decoding.name == "compiled" else [5, 2, 7]
+    now = [5, 2, 7]
     together = with_ensemble(models)
     found = together.generate(**source(now), next_batch=batches([3, 9, 4], []))
     for row, ids in zip(found.tolist(), sentences(now, 24) + sentences([3, 9, 4], 24, 9), strict=True):

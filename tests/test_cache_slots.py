@@ -23,8 +23,9 @@ from tests.search_helpers import source, varied_model
 @hypothesis_settings(max_examples=60)
 def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
-    slots = BeamCacheSlots(batch, torch.device("cpu"), beams)
+    slots = BeamCacheSlots(batch, torch.device("cpu"))
     slots.show_all(prefix)
+    slots.visible = slots.visible.repeat(1, beams, 1)
     written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # the content of each slot
     pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
     most = prefix

@@ -1,4 +1,4 @@
-"""The inference engine: fast decoding with packed, int8 and compiled weights. It imports the bundle and utils only.
+"""The inference engine: fast decoding with packed and int8 weights. It imports the bundle and utils only.
 
 Each fast path has one function that returns why it cannot be taken, as the text of its line, or None:
 
@@ -6,7 +6,7 @@ Each fast path has one function that returns why it cannot be taken, as the text
     own search            transformers' loops    plan_search: the uncovered names  the loops
     continuous batches    batches of fixed rows  plan_search(refill=True)          refused
     packed weights        modules                not_optimizable                   the modules
-    int8, compiled steps  products, kernels      int8_error, compile_error         refused
+    int8                  products               int8_error                        refused
     captured steps        launches               CapturedDecoder._eager_reason     steps of packed weights
     C functions           torch's operators      c_kernels.library                 the operators
 """

@@ -122,7 +122,7 @@ class ContinuousSearch:
         mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()  # (n, S)
         source = self.model.encode(ids, mask)
         return SearchBatch(
-            decoder=self.model.make_decoder(source, self.search.config.num_beams, self.batch_size),
+            decoder=self.model.make_decoder(source, self.search.config.num_beams),
             prefix=torch.tensor([[start, *prefix] for prefix in prefixes], device=device),  # (n, P)
             source_mask=mask,
             keys=keys,

@@ -42,7 +42,7 @@ class EnsembleEngine:
         states, *others = (each.encode(ids, mask).states for each in self.models)
         return EncodedSource(states, mask, ids, others=tuple(others))
 
-    def decoder(self, model: Model, source: EncodedSource, beams: int, rows: int) -> Decoder:
+    def decoder(self, model: Model, source: EncodedSource, beams: int) -> Decoder:
         all_states = (source.states, *source.others)
         if len(all_states) != len(self.models):
             raise ValueError(
@@ -51,7 +51,7 @@ class EnsembleEngine:
         decoders = []
         for each, states in zip(self.models, all_states, strict=True):
             own = source._replace(states=states, others=())
-            decoders.append(each.make_decoder(own, beams, rows))
+            decoders.append(each.make_decoder(own, beams))
         return EnsembleDecoder(decoders)
 
 

@@ -1,19 +1,13 @@
 """Every private or undocumented name of torch that this package uses. Tried with torch 2.9 and 2.13.
 
-oneDNN's kernels, the compiler, hooks and version counters have no public form. Each function says what happens if a
+oneDNN's kernels, hooks and version counters have no public form. Each function says what happens if a
 version of torch lacks its names.
 
 Shapes: R rows, D inputs, O outputs.
 """
 
-import sys
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 # oneDNN's blocked layout
 
@@ -118,30 +112,3 @@ def has_global_hooks() -> bool:
         getattr(modules, "_global_forward_hooks", True)
         or getattr(modules, "_global_forward_pre_hooks", True)
     )
-
-
-# The compiler
-
-
-def has_compiler() -> bool:
-    """Return whether Inductor compiles exported graphs. If not, `optimize_for_inference` refuses `compile=True`."""
-    return find_spec("torch._inductor") is not None and hasattr(
-        import_module("torch._inductor"), "compile"
-    )
-
-
-def compile_graph(graph: GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
-    """Compile an exported graph for inputs with these symbolic shapes. Options that a version lacks are left out."""
-    inductor: Any = import_module("torch._inductor")
-    names = inductor.list_options()
-    # Inductor keeps each generated module, and the weights in it, for good. Without this name the memory stays taken.
-    cache: Any = getattr(import_module("torch._inductor.codecache"), "PyCodeCache", None)
-    modules = getattr(cache, "modules", [])
-    known = len(modules)
-    compiled = inductor.compile(
-        graph, inputs, options={name: options[name] for name in options if name in names}
-    )
-    for module in modules[known:]:
-        modules.remove(module)
-        sys.modules.pop(module.__name__, None)
-    return compiled

@@ -106,7 +106,7 @@ class DynamicInt8Linear(PlainLinear):
 
     x becomes unsigned, from -127 … 127 to 1 … 255: CPUs with VNNI and without AMX multiply unsigned by signed bytes
     only, and oneDNN computes signed by signed there a hundred times slower. The shift adds 128 Σ_d W[o, d] to output
-    o, and the bias of the product subtracts it. Compiled, the scales are fused into the operations around it.
+    o, and the bias of the product subtracts it.
     CPUs without VNNI add two products in 16 bits. 255 · 127 · 2 exceeds them, so the weight gets 7 bits there.
     """
 
@@ -208,20 +208,16 @@ def packed_linear(
     linears: Sequence[nn.Linear],
     dtype: torch.dtype,
     quantization: str | None = None,
-    compiled: bool = False,
 ) -> PlainLinear:
-    """Linear layers with the same input as one, their outputs side by side. The compiler packs weights itself.
-
-    A single layer shares the model's weight, unless the code is compiled.
-    """
+    """Linear layers with the same input as one, their outputs side by side. A single one shares its weight."""
     weights = [linear.weight.detach().to(dtype) for linear in linears]
-    weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # (O, D)
     bias = joint_bias(linears)
     if bias is not None:
         bias = bias.detach().to(dtype)
     if quantization == INT8:
         return DynamicInt8Linear(weight, bias)
-    if compiled or not _can_prepack(weight):
+    if not _can_prepack(weight):
         return PlainLinear(weight, bias)
     return PrepackedLinear(weight, bias)
 

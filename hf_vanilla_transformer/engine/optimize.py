@@ -22,7 +22,6 @@ from ..search_vanilla_transformer import Decoder
 from ..utils.finite import require_finite
 from . import captured, read_ahead
 from .c_kernels import library
-from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error
@@ -33,7 +32,7 @@ from .read_ahead import ReadAhead, Sentences
 
 logger = logging.get_logger(__name__)
 
-Packed: TypeAlias = PackedWeights | Int8Weights | CompiledWeights
+Packed: TypeAlias = PackedWeights | Int8Weights
 
 # For torch's hooks, which are there as long as an engine is.
 _engines: dict[int, weakref.ref["InferenceEngine"]] = {}  # of all models, by their `id`
@@ -44,7 +43,6 @@ _engines_lock = threading.RLock()  # a collection may end an engine anywhere
 def optimize_for_inference(
     model: VanillaTransformerForConditionalGeneration,
     quantization: str | None = None,
-    compile: bool = False,
 ) -> VanillaTransformerForConditionalGeneration:
     """Decode faster from now on: `generate`, `Translator` and pipelines use packed weights.
 
@@ -61,8 +59,6 @@ def optimize_for_inference(
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
         quantization: None computes in the model's dtype, "int8" all products in dynamic int8 (x86 CPUs). Without the
             C functions it is half as fast, and the encoder computes in the model's dtype.
-        compile: compile encoder and decoder for requests of one sentence on a CPU. Needs a C++ compiler. The first
-            sentence takes a minute or two. Torch caches most of the work on disk.
 
     Raises:
         ValueError: for a setting that is not available here. The model then translates as before. Also, then and at
@@ -76,12 +72,10 @@ def optimize_for_inference(
             f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's dtype"
         )
     error = int8_error(model.device, model.dtype) if quantization else None
-    if error is None and compile:
-        error = compile_error(model.device)
     if error is not None:
         raise ValueError(error)
-    model.inference_engine = InferenceEngine(quantization, compile)
-    model.inference_engine.weights(model, compile)
+    model.inference_engine = InferenceEngine(quantization)
+    model.inference_engine.weights(model)
     return model
 
 
@@ -130,25 +124,22 @@ def not_optimizable(model: nn.Module) -> str | None:
 
 
 class InferenceEngine:
-    """Packed weights of one model for each dtype that it computes in, compiled or not.
+    """Packed weights of one model for each dtype that it computes in.
 
     Checks at every request that the packed weights match the model, and repacks if not.
     """
 
-    def __init__(self, quantization: str | None, compile: bool):
+    def __init__(self, quantization: str | None):
         self.quantization = quantization
-        self.compile = compile
         self.lock = threading.Lock()
         # Of encoder (True) and decoder (False), when they were packed.
         self.states: dict[bool, list[Any]] = {}
         # Modules and weights of these states, so that no other gets their id or address.
         self.held: list[object] = []
-        self.packed: dict[tuple[torch.dtype, bool], Packed] = {}
+        self.packed: dict[torch.dtype, Packed] = {}
         _watch(self)
 
-    def weights(
-        self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
-    ) -> Packed | None:
+    def weights(self, model: PreTrainedModel, for_encoder: bool = False) -> Packed | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
         dtype = model.dtype
@@ -170,14 +161,12 @@ class InferenceEngine:
                 self.held = [weight.detach() for weight in model.parameters()]
                 # Not the model, which would keep itself alive.
                 self.held += [module for module in model.modules() if module is not model]
-            if (dtype, compiled) not in self.packed:
+            if dtype not in self.packed:
                 with torch.no_grad():
-                    self.packed[dtype, compiled] = self._pack(model, dtype, compiled)
-            return self.packed[dtype, compiled]
+                    self.packed[dtype] = self._pack(model, dtype)
+            return self.packed[dtype]
 
-    def _pack(self, model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> Packed:
-        if compiled:
-            return CompiledWeights(model, dtype, self.quantization)
+    def _pack(self, model: PreTrainedModel, dtype: torch.dtype) -> Packed:
         if self._is_fused:
             return Int8Weights(model)
         weights = PackedWeights(model, dtype, self.quantization)
@@ -190,18 +179,16 @@ class InferenceEngine:
 
     @property
     def _is_fused(self) -> bool:
-        """True if this package's int8 kernels run. Their encoder is faster than a compiled one."""
+        """True if this package's int8 kernels run."""
         return self.quantization == INT8 and library() is not None
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> EncodedSource:
-        """Encode the source (B, S) with modules, packed weights or compiled code."""
+        """Encode the source (B, S) with modules or packed weights."""
         found = None
         # Learned positions end. The modules then say so.
         fits = ids.shape[1] < position_limit(model.config) and mask.shape == ids.shape
         if model.device.type == "cpu" and fits and bool(mask.any()):
-            weights = self.weights(
-                model, self.compile and len(ids) == 1 and not self._is_fused, True
-            )
+            weights = self.weights(model, for_encoder=True)
             found = None if weights is None else weights.encode(ids, mask)
         if found is None:
             found = model.get_encoder()(ids, mask)
@@ -217,16 +204,11 @@ class InferenceEngine:
         stream = read_ahead.side_stream_of(model.device)
         return None if stream is None else ReadAhead(read, rows, stream)
 
-    def decoder(
-        self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int
-    ) -> Decoder:
-        """A decoder of encoded sentences, for a search of so many rows."""
-        compiled = self.compile and rows == 1 and bool(source.mask.any())
-        weights = self.weights(model, compiled)
+    def decoder(self, model: PreTrainedModel, source: EncodedSource, beams: int) -> Decoder:
+        """A decoder of encoded sentences."""
+        weights = self.weights(model)
         if weights is None:
             return ModuleDecoder(model, source)
-        if isinstance(weights, CompiledWeights):
-            return CompiledDecoder(weights, source, beams)
         if isinstance(weights, Int8Weights):
             return Int8Decoder(weights, source)
         if weights.steps is not None:

@@ -36,12 +36,11 @@ class PackedLayer(nn.Module):
         layer: VanillaTransformerDecoderLayer,
         dtype: torch.dtype,
         quantization: str | None,
-        compiled: bool,
     ):
         super().__init__()
 
         def pack(*linears: nn.Linear) -> PlainLinear:
-            return packed_linear(linears, dtype, quantization, compiled)
+            return packed_linear(linears, dtype, quantization)
 
         attn = layer.self_attn
         cross = layer.cross_attn
@@ -51,7 +50,6 @@ class PackedLayer(nn.Module):
         self.key_width = attn.k_proj.out_features
         self.scaling = attn.scaling
         self.cross_scaling = cross.scaling
-        self.attend_all = attend_in_sums if compiled else attend
         self.qkv_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj)
         self.self_out_proj = pack(attn.out_proj)
         self.cross_q_proj = pack(cross.q_proj)
@@ -119,7 +117,7 @@ class PackedLayer(nn.Module):
                 view=mask,
             )
             return output.to(query.dtype)
-        return self.attend_all(query, kv, mask, self.widths[0], self.key_width, scaling)
+        return attend(query, kv, mask, self.widths[0], self.key_width, scaling)
 
     def add_and_norm(
         self,
@@ -178,27 +176,6 @@ def attend(
     return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-def attend_in_sums(
-    query: Tensor,
-    kv: KV,
-    mask: Tensor | None,
-    heads: int,
-    key_width: int,
-    scaling: float,
-) -> Tensor:
-    """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
-    wide = torch.promote_types(query.dtype, torch.float32)
-    q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
-    # (N, H · d_k) -> (H, N, d_k).
-    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)
-    v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
-    scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
-    if mask is not None:
-        scores = scores + mask[0].transpose(0, 1)  # (1, 1, K, N) -> (K, 1, N)
-    weights = scores.softmax(dim=-1)[..., None]  # (K, H, N, 1)
-    return (weights * v).sum(dim=2).flatten(1).to(query.dtype)  # (K, H, d_v) -> (K, H · d_v)
-
-
 class CrossKV:
     """Keys and values of the source, for each layer, with packed weights. Arguments as of `PackedWeights`."""
 
@@ -241,7 +218,7 @@ class FewRows:
 class PackedWeights(nn.Module):
     """A decoder and its output layer, packed for decoding in a dtype. Several searches may share one.
 
-    See `optimize_for_inference` for `quantization`. If `compiled`, the weights become constants of compiled code.
+    See `optimize_for_inference` for `quantization`.
     """
 
     def __init__(
@@ -249,7 +226,6 @@ class PackedWeights(nn.Module):
         model: PreTrainedModel,
         dtype: torch.dtype,
         quantization: str | None,
-        compiled: bool = False,
     ):
         super().__init__()
         decoder: Any = model.get_decoder()
@@ -257,14 +233,14 @@ class PackedWeights(nn.Module):
         self.dtype = dtype
         self.embed_scale = decoder.embed_scale
         self.embedding = decoder.embed_tokens.weight.detach()
-        layers = (PackedLayer(layer, dtype, quantization, compiled) for layer in decoder.layers)
+        layers = (PackedLayer(layer, dtype, quantization) for layer in decoder.layers)
         self.layers: Any = nn.ModuleList(layers)
         self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
-        self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
+        self.lm_head = packed_linear([model.lm_head], dtype, quantization)
         self.cross_kv = CrossKV(model, dtype, quantization)
         self.position_encodings = PositionEncodings(decoder)
         # None: the model's own encoder is as fast.
-        self.encoder = None if compiled or quantization else packed_encoder(model, dtype)
+        self.encoder = None if quantization else packed_encoder(model, dtype)
         self.few_rows: FewRows | None = None
         if quantization is None and kernels_compute(self.embedding.device, dtype):
             few = FewRows(model, dtype)

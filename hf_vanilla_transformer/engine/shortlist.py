@@ -59,7 +59,6 @@ class ShortlistEngine:
         self.model = model
         self.shortlist = shortlist
         self.quantization = getattr(model.inference_engine, "quantization", None)
-        self.compile = getattr(model.inference_engine, "compile", False)
 
     def encode(
         self, model: VanillaTransformerForConditionalGeneration, ids: Tensor, mask: Tensor
@@ -71,12 +70,11 @@ class ShortlistEngine:
         model: VanillaTransformerForConditionalGeneration,
         source: EncodedSource,
         beams: int,
-        rows: int,
     ) -> Decoder:
         if source.ids is None:
             raise ValueError("shortlist: it depends on the tokens of the source; give input_ids")
         allowed = self.shortlist.allowed(source.ids, source.mask)
-        return ShortlistDecoder(self, self.model.make_decoder(source, beams, rows), allowed)
+        return ShortlistDecoder(self, self.model.make_decoder(source, beams), allowed)
 
 
 class ShortlistDecoder(Decoder):

@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -648,10 +647,8 @@ class Translator:
             # the start token takes the first position. The last token is never fed back
             longest = input_ids.shape[1] + self._length_over_source()
             arguments["max_new_tokens"] = min(longest, limit - prefix_length)
-        engine = getattr(models[0], "inference_engine", None)
-        compiled = getattr(engine, "compile", False)  # for one number of threads
         try:
-            with nullcontext() if compiled else on_fitting_threads():
+            with on_fitting_threads():
                 output = models[0].generate(**(arguments | request.settings))
         except UserError:
             raise

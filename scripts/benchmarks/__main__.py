@@ -94,8 +94,8 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
         default=["ours_fp32", "marian_fp32"],
         metavar="NAME",
         help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
-        "ctranslate2_workers_ run one search per thread, ours_compiled_ (bf16, int8) compiles the decoder for single "
-        "sentences; the output of the others is compared with that of the first (default: %(default)s)",
+        "ctranslate2_workers_ run one search per thread; the output of the others is compared with that of the first "
+        "(default: %(default)s)",
     )
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")

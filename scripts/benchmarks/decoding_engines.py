@@ -88,14 +88,14 @@ class GenerateEngine:
 class OurEngine(GenerateEngine):
     """This package's search: sentences by length, `size` at a time, with refill (continuous batching)."""
 
-    def __init__(self, model: Any, workers: bool = False, compiled: bool = False):
+    def __init__(self, model: Any, workers: bool = False):
         super().__init__(model)
         # Parallel searches of `size` sentences each.
         self.workers = torch.get_num_threads() if workers else 1
         # the paper's settings, because the peers do not read the checkpoint's
         self.model.generation_config = paper_generation_config(model.config)
         engine = model.inference_engine  # `load_model` sets one for int8
-        optimize_for_inference(model, engine.quantization if engine else None, compile=compiled)
+        optimize_for_inference(model, engine.quantization if engine else None)
 
     def translate(self, sentences: Ids, size: int, beams: int) -> Ids:
         if size == 1:
@@ -195,9 +195,9 @@ def _ours(
     device: str,
     shortlist: str | None,
     dtype: str | torch.dtype,
-    **options: bool,
+    workers: bool = False,
 ) -> Any:
-    engine = OurEngine(load_model(folder, device, dtype), **options)
+    engine = OurEngine(load_model(folder, device, dtype), workers)
     if shortlist is not None:
         translator = Translator(engine.model, *load_tokenizers(folder))
         engine.model = with_shortlist(engine.model, read_shortlist(shortlist, translator))
@@ -223,17 +223,12 @@ _DTYPES: dict[str, Any] = {
 _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
 #: Engine by name, made from the model folder, a folder for converted models, the device and a shortlist or None. With
-#: `workers` an engine runs one search per thread in parallel. With `compiled` it compiles the decoder for single
-#: sentences.
+#: `workers` an engine runs one search per thread in parallel.
 ENGINES: dict[str, Callable[[str, str, str, str | None], Any]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
     **{
         f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True)
         for name, dtype in _DTYPES.items()
-    },
-    **{
-        f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True)
-        for name in ("bf16", "int8")
     },
     **{
         f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16", "fp16")

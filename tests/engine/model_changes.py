@@ -30,11 +30,11 @@ def by_modules(model: Model, **settings: Any) -> tuple[list[list[int]], Tensor]:
         model.inference_engine = engine
 
 
-def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any) -> Tensor:
+def assert_as_by_modules(model: Model) -> Tensor:
     """The scores come back."""
-    (tokens, scores), (expected, its_scores) = translate(model, **settings), by_modules(model, **settings)
+    (tokens, scores), (expected, its_scores) = translate(model), by_modules(model)
     assert tokens == expected
-    assert_near(scores.float(), its_scores.float(), tolerance)
+    assert_near(scores.float(), its_scores.float(), 1e-5)
     return scores
 
 

@@ -39,12 +39,12 @@ def packed(recorder: Any, **fields: Any) -> Model:
     """A packed model with captured steps."""
     model = varied_model(**fields)
     optimize_for_inference(model)
-    model.inference_engine.weights(model, compiled=False).steps = CapturedSteps(recorder)
+    model.inference_engine.weights(model).steps = CapturedSteps(recorder)
     return model
 
 
 def steps_of(model: Model) -> CapturedSteps:
-    return model.inference_engine.weights(model, compiled=False).steps
+    return model.inference_engine.weights(model).steps
 
 
 # The same as without
@@ -449,7 +449,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, lengt
     mask = ids.ne(PAD).long()
     with counted():
         encoded = gpu_model.encode(on_gpu(ids), on_gpu(mask))
-        decoder = gpu_model.make_decoder(encoded, beams, rows)
+        decoder = gpu_model.make_decoder(encoded, beams)
         assert isinstance(decoder, CapturedDecoder)
         config = SearchConfig(beams, False, (NO_END,), None, True)
         search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
@@ -466,7 +466,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, lengt
 
 @torch.no_grad()
 def test_step_needs_the_memory_that_is_counted_for_it(gpu_model: Any) -> None:
-    weights = gpu_model.inference_engine.weights(gpu_model, compiled=False)
+    weights = gpu_model.inference_engine.weights(gpu_model)
     config = SearchConfig(4, False, (NO_END,), None, True)
     sizes = captured.Sizes(config, rows=4, slots=32, source=16, tokens=64)
     with counted():
@@ -492,7 +492,7 @@ def test_gpu_decodes_in_autocast(settings: dict[str, Any], monkeypatch: pytest.M
         model.generate(**batch, **settings, decoder_input_ids=prefix, num_beams=4, max_new_tokens=10)
     products = Counter(shape[0] for shape in count.shapes.elements())
     assert products["attend"] > 6 * 2 * 10
-    assert model.inference_engine.packed.keys() == {(torch.float32, False), (torch.bfloat16, False)}
+    assert model.inference_engine.packed.keys() == {torch.float32, torch.bfloat16}
 
 
 @pytest.mark.parametrize("beams", [*slow(1), 4])

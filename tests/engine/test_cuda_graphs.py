@@ -143,7 +143,7 @@ def test_steps_that_no_search_uses_make_room_for_another() -> None:
     recorder = LittleMemory()
     with recording(recorder):
         model = optimize_for_inference(varied_model())
-        steps = model.inference_engine.weights(model, compiled=False).steps
+        steps = model.inference_engine.weights(model).steps
         recorder.steps = steps
         first = translated(model, 1)
         gc.collect()

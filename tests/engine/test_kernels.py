@@ -11,7 +11,6 @@ import torch
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer.engine import kernels, linear
-from hf_vanilla_transformer.engine.compiled import compile_error
 from hf_vanilla_transformer.engine.linear import PlainLinear, int8_error, packed_linear
 from hf_vanilla_transformer.engine.optimize import not_optimizable
 from hf_vanilla_transformer.inference import optimize_for_inference
@@ -88,14 +87,6 @@ def test_int8_is_refused_without_its_kernels(removed: str, monkeypatch: pytest.M
     assert "quantization" in (int8_error(CPU, torch.float32) or "")
 
 
-def test_compilation_is_refused_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert "compile" in (compile_error(CPU) or "")
-    monkeypatch.undo()
-    monkeypatch.delattr("torch._inductor.compile")
-    assert "compile" in (compile_error(CPU) or "")
-
-
 def test_int8_models_compute_in_float32_if_torch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
     assert not kernels.has_fast_bfloat16()
@@ -118,14 +109,6 @@ def without(removed: str) -> Any:
 def test_every_request_packs_anew_without_version_counters() -> None:
     weight: Any = SimpleNamespace(is_inference=lambda: False)
     assert [kernels.version(weight)] != [kernels.version(weight)]
-
-
-def test_code_is_compiled_without_the_cache_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    inductor = SimpleNamespace(list_options=lambda: ["freezing"], compile=lambda graph, inputs, options: options)
-    modules = {"torch._inductor": inductor, "torch._inductor.codecache": SimpleNamespace()}
-    monkeypatch.setattr(kernels, "import_module", modules.get)
-    graph: Any = None
-    assert kernels.compile_graph(graph, [], {"freezing": True, "unknown": 1}) == {"freezing": True}
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -64,12 +64,11 @@ def assert_within(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 16, 40])
 @torch.no_grad()
-def test_packed_linears_compute_float64s_products(rows, compiled, bias, dtype, quantization):
+def test_packed_linears_compute_float64s_products(rows, bias, dtype, quantization):
     layers = linears(bias)
-    packed, x = packed_linear(layers, dtype, quantization, compiled), torch.randn(rows, WIDTH).to(dtype)
+    packed, x = packed_linear(layers, dtype, quantization), torch.randn(rows, WIDTH).to(dtype)
     residual = torch.randn(rows, 80).to(dtype)
     given = residual.clone(), x.clone()
     expected, tolerance = exact(layers, x), TOLERANCES[dtype, quantization]
@@ -153,19 +152,18 @@ def test_packed_linears_take_strided_rows(rows: int, dtype: torch.dtype, quantiz
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compiled", "available", "kind"),
+    ("dtype", "available", "kind"),
     [
-        (torch.float32, False, True, PrepackedLinear),
-        (torch.float32, True, True, PlainLinear),  # the compiler packs weights itself
-        (torch.float32, False, False, PlainLinear),
-        (torch.float64, False, True, PlainLinear),
-        (torch.float16, False, True, PlainLinear),
+        (torch.float32, True, PrepackedLinear),
+        (torch.float32, False, PlainLinear),
+        (torch.float64, True, PlainLinear),
+        (torch.float16, True, PlainLinear),
     ],
 )
-def test_packed_linear_chooses_its_kind(dtype, compiled, available, kind, monkeypatch):
+def test_packed_linear_chooses_its_kind(dtype, available, kind, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: available)
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
-    assert type(packed_linear(linears(True), dtype, compiled=compiled)) is kind
+    assert type(packed_linear(linears(True), dtype)) is kind
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (2, 3), (3, 3)])

@@ -37,7 +37,7 @@ from tests.engine.model_changes import (
     write_in_place,
 )
 from tests.engine.test_packed_decoder import OPTIONS
-from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, slow, tiny_model
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
 from tests.search_helpers import AS_DICT, Model, varied_model
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         states = model.encode(ids, ids.ne(PAD).long()).states
         assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
-        weights = model.inference_engine.weights(model, compiled=False)
+        weights = model.inference_engine.weights(model)
         assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)
         assert weights.encoder.embed_tokens is model.get_encoder().embed_tokens
         model.model.encoder.layers[1].fc2.weight[3] += 1.0  # packed anew
@@ -75,7 +75,7 @@ def test_few_tokens_are_encoded_in_c_as_by_the_modules(fields, dtype, tolerance,
         assert states.dtype == dtype
         exact = model.get_encoder()(given, mask).last_hidden_state
         assert (states - exact)[mask == 1].abs().max() < tolerance * exact.abs().max()
-    weights = model.inference_engine.weights(model, compiled=False, for_encoder=True)
+    weights = model.inference_engine.weights(model, for_encoder=True)
     assert (weights.few_rows is not None) == (fields.get("activation_function", "relu") == "relu")
 
 
@@ -84,17 +84,14 @@ ONCE = {"load_other_weights", "assign_other_weights", "replace_activation", "rep
 ONCE |= {"remove_layer"}
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
-def test_changes_give_todays_translation(change, engine, decoders, compilations):
-    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
-    settings = {"lengths": [5]} if engine == "compiled" else {}
-    before = assert_as_by_modules(model, **settings)
+def test_changes_give_todays_translation(change: str, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    before = assert_as_by_modules(model)
     for _ in range(2):  # once more, when the packed weights are new
         CHANGES[change](model)
-        after = assert_as_by_modules(model, **settings)
+        after = assert_as_by_modules(model)
         assert not after.allclose(before, atol=1e-4), "the change had no effect"
         before = after
         if change in ONCE:
@@ -114,7 +111,7 @@ def test_casts_give_todays_dtype(cast: Change, decoders: list[type]) -> None:
     assert tokens == expected
     assert_near(scores.float(), its_scores.float(), 0.1)
     assert decoders == [PackedDecoder, PackedDecoder, ModuleDecoder]
-    assert list(model.inference_engine.packed) == [(model.dtype, False)]
+    assert list(model.inference_engine.packed) == [model.dtype]
 
 
 @torch.no_grad()
@@ -133,20 +130,17 @@ def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert packed == [1, 1]
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", TEMPORARY_CHANGES)
 @torch.no_grad()
-def test_modules_that_compute_more_decode_themselves(change, engine, decoders, compilations):
-    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
-    settings = {"lengths": [5]} if engine == "compiled" else {}
-    before = translate(model, **settings)[1]
+def test_modules_that_compute_more_decode_themselves(change: str, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    before = translate(model)[1]
     undo = TEMPORARY_CHANGES[change](model)
     try:
         torch.manual_seed(0)
-        tokens, scores = translate(model, **settings)
+        tokens, scores = translate(model)
         torch.manual_seed(0)
-        expected, its_scores = by_modules(model, **settings)
+        expected, its_scores = by_modules(model)
         assert decoders[-2:] == [ModuleDecoder, ModuleDecoder]
         assert tokens == expected
         assert_near(scores, its_scores)  # the encoder may add in another order
@@ -154,7 +148,7 @@ def test_modules_that_compute_more_decode_themselves(change, engine, decoders, c
     finally:
         undo()
     if change != "inject_adapter":
-        assert_near(translate(model, **settings)[1], before)
+        assert_near(translate(model)[1], before)
         assert decoders[-1] is not ModuleDecoder
 
 
@@ -206,9 +200,8 @@ def test_eval_keeps_the_engine(decoders: list[type]) -> None:
     assert decoders == [PackedDecoder]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_copied_and_saved_models_have_no_engine(compiled, tmp_path, decoders, compilations):
-    model = optimize_for_inference(varied_model(), compile=compiled)
+def test_copied_and_saved_models_have_no_engine(tmp_path: Path, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
     expected = translate(model)
     model.save_pretrained(tmp_path / "model")
     torch.save(model, tmp_path / "model.pt")
@@ -286,16 +279,6 @@ def test_refusals_are_one_line_and_change_nothing(change, settings, message, mon
         assert len(translate(model)[0]) == 2
 
 
-def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    model = varied_model()
-    with pytest.raises(ValueError, match=r"compile: .*g\+\+.*CXX"):
-        optimize_for_inference(model, compile=True)
-    assert model.inference_engine is None
-    assert len(translate(model)[0]) == 2
-
-
 def test_own_attention_under_the_name_of_torchs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *_: None)
     with pytest.raises(ValueError, match="model: it has attn_implementation='sdpa'"):
@@ -322,16 +305,15 @@ def test_layers_of_a_checkpoints_code_are_not_the_packages() -> None:
 
 
 @pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="dynamic int8 needs an x86 CPU")
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, compilations: list[str]) -> None:
+def test_int8_translations_are_as_probable(dtype: torch.dtype) -> None:
     def model() -> Model:
         model = tiny_model(2, d_model=64, tie_word_embeddings=False, lm_head_bias=True)
         model.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
         return model
 
-    plain, int8 = model(), optimize_for_inference(model().to(dtype), "int8", compile=compiled)
+    plain, int8 = model(), optimize_for_inference(model().to(dtype), "int8")
     for lengths in ([5], [6, 3, 8, 1, 5]):
         ids = padded(sentences(lengths))
         inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
@@ -375,8 +357,7 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(count)))
 
 
-@pytest.mark.parametrize("compiled", [False, *slow(True)])
-def test_threads_translate_with_one_model(compiled: bool, compilations: list[str]) -> None:
+def test_threads_translate_with_one_model() -> None:
     lengths, settings = [9, 2, 6, 4], [{"max_new_tokens": count} for count in (3, 20, 9, 35)]
 
     def work(model: Model, index: int) -> list[Any]:
@@ -384,7 +365,7 @@ def test_threads_translate_with_one_model(compiled: bool, compilations: list[str
 
     plain = varied_model(end=-1e4)
     expected = [work(plain, index) for index in range(4)]
-    model = optimize_for_inference(varied_model(end=-1e4), compile=compiled)
+    model = optimize_for_inference(varied_model(end=-1e4))
     assert in_threads(4, lambda index: work(model, index)) == expected
     with torch.no_grad():  # all of them find other weights
         decoder_weight(model).mul_(-1)

@@ -1,4 +1,4 @@
-"""`PackedDecoder` and `CompiledDecoder` (not compiled here), step by step, against the model's modules."""
+"""`PackedDecoder`, step by step, against the model's modules."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import c_kernels, linear, packed_decoder
-from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights, fold_biases
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
@@ -283,20 +282,3 @@ def test_position_encodings_grow_with_the_longest_hypothesis() -> None:
             ids = torch.arange(count)[None]
             expected = model.get_decoder().embed(torch.zeros(1, count, 32), ids)[0]
             assert_near(encodings[:count], expected, 1e-6)
-
-
-@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
-@pytest.mark.parametrize("length", [1, 7])
-@torch.no_grad()
-def test_compiled_decoder_computes_every_kind_of_model(length, fields, compilations):
-    model = tiny_model(3, **fields)
-    source = encoded(model, [length])
-    for prefix in (1, 3):
-        decoder = CompiledDecoder(CompiledWeights(model, torch.float32, None), source, 4)
-        # the beams of a compiled search are K from its beginning on
-        walk, other = Walk(decoder, 1, 4, prefix), Walk(ModuleDecoder(model, source), 1, 4, prefix)
-        ours, theirs = [logits[:, :1] for logits in walk.steps(1)], [logits[:, :1] for logits in other.steps(1)]
-        walk.state = walk.state._replace(parents=walk.state.parents * 0)
-        other.draw.set_state(walk.draw.get_state())
-        other.state = other.state._replace(next_tokens=walk.state.next_tokens, parents=walk.state.parents)
-        assert_same_walk(ours + walk.steps(6), theirs + other.steps(6))

@@ -191,7 +191,7 @@ def test_gpu_search_rarely_synchronises() -> None:
 
 
 def captured_steps(model: Any) -> CapturedSteps:
-    return model.inference_engine.weights(model, compiled=False).steps
+    return model.inference_engine.weights(model).steps
 
 
 @needs_gpu

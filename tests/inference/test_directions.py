@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.text.language_tokens import Direction
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, save_model_of_languages
@@ -58,17 +57,11 @@ def test_mixed_directions_give_the_tokens_of_single_sentences(folder: Path, sett
     ]
 
 
-@pytest.mark.parametrize("kind", ["ensemble", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_mixed_directions_of_other_engines(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_mixed_directions_of_an_ensemble(folder: Path, tmp_path: Path) -> None:
     on_source = ">>de<<" in AutoTokenizer.from_pretrained(folder).get_vocab()
     settings = {"num_beams": 2, "max_new_tokens": 8}
-    if kind == "ensemble":
-        other = save_model_of_languages(tmp_path / "other", on_source, seed=1, tie_word_embeddings=False)
-        translator = Translator.from_pretrained(folder, ensemble=[other], workers=1)
-    else:
-        translator = Translator.from_pretrained(folder, workers=1)
-        translator.model.eval()
-        optimize_for_inference(translator.model, compile=True)
+    other = save_model_of_languages(tmp_path / "other", on_source, seed=1, tie_word_embeddings=False)
+    translator = Translator.from_pretrained(folder, ensemble=[other], workers=1)
     mixed = list(translator.translate(TEXT, source_lang=codes(0), target_lang=codes(1), batch_size=4, **settings))
     single = [
         next(translator.directed(*direction).translate([text], **settings))

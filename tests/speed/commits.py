@@ -43,7 +43,6 @@ class Row:
     dtype: str
     beams: int = 4
     quantization: str | None = None
-    compile: bool = False
     workers: int = 1
 
 
@@ -51,10 +50,10 @@ ROWS = (
     Row("64 × 4 beams", "batches", "float32"),
     Row("64 × 4 beams", "batches", "bfloat16"),
     Row("64 × 4 beams, two workers", "batches", "bfloat16", workers=2),
-    Row("one sentence, compiled, greedy", "one by one", "bfloat16", beams=1, compile=True),
-    Row("one sentence, compiled, 4 beams", "one by one", "bfloat16", compile=True),
-    Row("one sentence, int8, greedy", "one by one", "float32", beams=1, quantization="int8", compile=True),
-    Row("one sentence, int8, 4 beams", "one by one", "float32", quantization="int8", compile=True),
+    Row("one sentence, greedy", "one by one", "bfloat16", beams=1),
+    Row("one sentence, 4 beams", "one by one", "bfloat16"),
+    Row("one sentence, int8, greedy", "one by one", "float32", beams=1, quantization="int8"),
+    Row("one sentence, int8, 4 beams", "one by one", "float32", quantization="int8"),
     Row("update", "update", "float32"),
     Row("update", "update", "bfloat16"),
 )

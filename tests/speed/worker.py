@@ -93,7 +93,7 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id)
     if trains:
         return lambda: update(model, row, sentences[:BATCH])
-    optimize_for_inference(model, quantization=row["quantization"], compile=row["compile"])
+    optimize_for_inference(model, quantization=row["quantization"])
     workers = row["workers"]
     if workers == 1:
         return lambda: translate(model, row, sentences)
@@ -106,7 +106,7 @@ def main() -> None:
     torch.set_num_threads(row["threads"])
     work = prepare(row)
     with torch.set_grad_enabled(row["work"] == "update"):
-        for _ in range(2):  # compiled modules and oneDNN's kernels are made
+        for _ in range(2):  # oneDNN's kernels are made
             work()
         print("ready", flush=True)
         for _ in sys.stdin:

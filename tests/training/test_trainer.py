@@ -370,7 +370,7 @@ def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training
     if after_training:
         made.train()
     found = made.predict(data, max_new_tokens=3)
-    assert list(model.inference_engine.packed) == [(torch.bfloat16, False)]
+    assert list(model.inference_engine.packed) == [torch.bfloat16]
     batch = collate(list(data))
     with torch.autocast("cpu", torch.bfloat16):
         expected = model.generate(**batch, max_new_tokens=3)

@@ -29,8 +29,7 @@ from transformers import GenerationConfig, LogitsProcessorList, set_seed
 from transformers.utils import logging
 
 from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
-from hf_vanilla_transformer.engine import linear, optimize
-from hf_vanilla_transformer.engine.compiled import CompiledModule
+from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
 from tests.engine.model_changes import CHANGES, TEMPORARY_CHANGES
 from tests.engine.recorded_steps import Recorder, recording
@@ -39,7 +38,7 @@ from tests.search_helpers import AS_DICT, Model, by_transformers, source, varied
 
 VOCABULARY = 24  # tokens that `source` draws from
 LONGEST = 9  # tokens of a source
-ENGINES = ["modules", "packed", "prepacked", "compiled", "captured"]
+ENGINES = ["modules", "packed", "prepacked", "captured"]
 NO_HYPOTHESIS = -1e6  # transformers' score of a row without one is below, whatever its length penalty
 # The difference allowed of scores, relative to the largest, and the change of weights to find ties.
 # In bfloat16 kernels differ by so much that tokens do: tests/engine/test_packed_decoder.py compares its logits.
@@ -253,11 +252,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 @contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Small weights are packed as large ones are, and no graph is compiled: a minute less for each."""
+    """Small weights are packed as large ones are."""
     with (
         mock.patch.object(linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED),
-        mock.patch.object(CompiledModule, "_compile", lambda self, tensors: self.module().forward),
-        mock.patch.object(optimize, "compile_error", lambda device: None),
         recording(Recorder(), steps_at_once=3) if name == "captured" else nullcontext(),
     ):
         yield
@@ -274,7 +271,7 @@ def make(case: Case) -> Model:
 def optimized(model: Model, name: str) -> Model:
     if name == "modules" or model.config._attn_implementation != "sdpa":
         return deoptimize(model)
-    return optimize_for_inference(model, compile=name == "compiled")
+    return optimize_for_inference(model)
 
 
 @torch.no_grad()
