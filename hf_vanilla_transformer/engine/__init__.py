@@ -9,6 +9,7 @@ Each fast path has one function that returns why it cannot be taken, as the text
     int8                  products               int8_error                        refused
     captured steps        launches               CapturedDecoder._eager_reason     steps of packed weights
     C functions           torch's operators      c_kernels.library                 the operators
+    whole stacks in C     calls from Python      CStack.most_rows                  layer by layer
 """
 
 from .. import stub_names

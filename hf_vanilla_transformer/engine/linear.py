@@ -32,7 +32,7 @@ _LEAST_PRODUCT = 2**20  # there, elements of a weight below `_LEAST_PREPACKED` t
 
 # Products of an element of x and one of the weight, up to so many of which a call of oneDNN costs more than it saves.
 # Its products of bfloat16 are fast.
-_MOST_PLAIN = {torch.int8: 2**23, torch.float32: 2**21, torch.bfloat16: 3 * 2**18}
+_MOST_PLAIN = {torch.int8: 2**24, torch.float32: 2**21, torch.bfloat16: 3 * 2**18}
 
 _ALIGNED = 8  # elements of 16 bits, to whose multiples cuBLAS writes rows by its fast kernels
 
