@@ -106,8 +106,8 @@ class DynamicInt8Linear(PlainLinear):
 
     x becomes unsigned, from -127 … 127 to 1 … 255: CPUs with VNNI and without AMX multiply unsigned by signed bytes
     only, and oneDNN computes signed by signed there a hundred times slower. The shift adds 128 Σ_d W[o, d] to output
-    o, and the bias of the product subtracts it.
-    CPUs without VNNI add two products in 16 bits. 255 · 127 · 2 exceeds them, so the weight gets 7 bits there.
+    o, and the bias of the product subtracts it. CPUs without VNNI add two products in 16 bits. 255 · 127 · 2 exceeds
+    them, so the weight gets 7 bits there.
     """
 
     scales: Tensor
