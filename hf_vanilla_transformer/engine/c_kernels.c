@@ -95,8 +95,8 @@ static inline lanes add_products(lanes sums, lanes x, lanes weight) {
 #endif
 enum { PARTS = 16 * sizeof(int32_t) / sizeof(lanes) };  /* vectors of 16 sums */
 
-/* The sums (rows, 16) of rows of x times a block of 16 outputs, (quads, 16, 4). As many sums as rows are not added to
- * are those of other quads, because an addition waits for the one before it. */
+/* The sums (rows, 16) of rows of x times a block of 16 outputs, (quads, 16, 4). An addition waits for the one before it:
+ * a single row has FEW sums, which take the quads in turn and are added at the end. */
 static inline __attribute__((always_inline)) void sum_block(
     const uint8_t *x, int rows, const int8_t *weight, i64 quads, int32_t *sums) {
     lanes found[FEW][PARTS], part;

@@ -100,7 +100,7 @@ class CStack:
         pre_norm: bool,
     ):
         linears = [linear for sublayer, last in sublayers for linear in (sublayer.first, last)]
-        #: so many rows a call may have
+        #: the most rows of a call. -1: none, and no empty batch
         self.most_rows = min(linear.plain_rows for linear in linears)
         if not all(sublayer.in_c for sublayer, _ in sublayers):
             self.most_rows = -1

@@ -121,7 +121,7 @@ class DynamicInt8Linear(PlainLinear):
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
         # (O,)
         self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))
-        # `Rows.times` multiplies so few rows in C. Without such a product not even none.
+        # `Rows.times` multiplies at most so many rows in C. -1 excludes an empty batch, too.
         few = _MOST_PLAIN[torch.int8] // weight.numel() if multiplies_like_onednn() else 0
         self.plain_rows = few or -1
         self.blocks = c_kernels.in_blocks(integers) if few else None
@@ -155,7 +155,7 @@ class FloatLinear(NamedTuple):
 
     @property
     def plain_rows(self) -> int:
-        """So many rows are few. -1: not even none."""
+        """The most rows of a call in C. -1: none, and no empty batch."""
         return _MOST_PLAIN[self.weight.dtype] // self.weight.numel() or -1
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ class FewRows:
         self.encoder = Stack(model.get_encoder(), pack)
         self.decoder = Stack(model.get_decoder(), pack)
         self.lm_head = pack(model.lm_head)
-        #: of the source. Modules take longer than packed products
+        #: the most source tokens of a call. The modules, in its place, are slower than packed products
         self.most_tokens = 4 * self.encoder.in_c.most_rows
 
 
