@@ -269,6 +269,7 @@ class PackedWeights(nn.Module):
         """
         x = torch.add(encodings[lengths][:, None], embeds, alpha=self.embed_scale)  # (B, K, D)
         x = x.flatten(0, 1)  # (R, D)
+        head = self.lm_head if lm_head is None else lm_head
         few = self.few_rows
         if isinstance(mask, View) and few is not None and len(x) <= few.decoder.in_c.most_rows:
             caches: list[Cached] = []
@@ -276,9 +277,10 @@ class PackedWeights(nn.Module):
                 caches += [(kv, mask, rows), (source_kv, cast(View, source_mask), None)]
             states, _ = few.decoder(x.float(), caches)
             if lm_head is None and len(x) <= few.lm_head.plain_rows:
-                return few.lm_head(states).unflatten(0, embeds.shape[:2])
-            head = self.lm_head if lm_head is None else lm_head
-            return head(states.to(self.dtype)).unflatten(0, embeds.shape[:2])
+                logits = few.lm_head(states)
+            else:
+                logits = head(states.to(self.dtype))
+            return logits.unflatten(0, embeds.shape[:2])
         x = x.to(self.dtype)
         with attention_kernels(self.config.attention_kernels, x.device), no_autocast(x.device.type):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
@@ -291,7 +293,7 @@ class PackedWeights(nn.Module):
                     source_mask,
                 )
             x = x if self.norm is None else self.norm(x)
-            logits = (self.lm_head if lm_head is None else lm_head)(x)
+            logits = head(x)
         return logits.unflatten(0, embeds.shape[:2])
 
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput | None:
