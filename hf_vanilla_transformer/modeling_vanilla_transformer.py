@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762) as Hugging Face models.
 
-The models that the Auto classes load. Attention, layers and the two stacks are in layers_vanilla_transformer.py.
-Sections, equations and tables are the paper's.
+The models that the Auto classes load. attention_ and layers_vanilla_transformer.py have their parts. Sections,
+equations and tables are the paper's.
 
 Shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
@@ -24,10 +24,11 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .arguments_vanilla_transformer import CACHE, check_ids, one_cache
+from .attention_vanilla_transformer import is_plain_linear
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .decoding_vanilla_transformer import encoder_output
 from .generation_vanilla_transformer import (
     VanillaTransformerGenerationMixin,
-    encoder_output,
     paper_generation_config,
 )
 from .layers_vanilla_transformer import (
@@ -35,7 +36,6 @@ from .layers_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
     dropout,
-    is_plain_linear,
 )
 from .loss_vanilla_transformer import (
     IGNORED,

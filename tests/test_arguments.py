@@ -17,8 +17,8 @@ from hf_vanilla_transformer import (
     VanillaTransformerForSequenceClassification,
 )
 from hf_vanilla_transformer.arguments_vanilla_transformer import CACHE
+from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
 from hf_vanilla_transformer.interop.marian import to_marian
-from hf_vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 from tests.model_helpers import PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
 
 SOURCE = padded(sentences([6, 4]))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
+from hf_vanilla_transformer.attention_vanilla_transformer import attention_kernels
 from tests.model_helpers import tiny_config, tiny_model
 
 GPU, CPU = torch.device("meta"), torch.device("cpu")
@@ -47,7 +47,7 @@ def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fie
         seen.append(torch.backends.cuda.cudnn_sdp_enabled())
         return attend(*args, **kwargs)
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", recording)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", recording)
     model = tiny_model(**fields).train().to(device)
     model.gradient_checkpointing_enable()
     source = torch.zeros(2, 5, 32, device=device)

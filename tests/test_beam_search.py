@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer import decoding_vanilla_transformer as decoding_step
 from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.decoding_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
-from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import SearchConfig
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, sentences, slow, tiny_model
@@ -632,7 +632,7 @@ def test_finished_sentences_leave_the_batch(decoder: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("at_once", [3, 8])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_steps_between_synchronisations_do_not_change_tokens(beams, at_once, decoding, monkeypatch):
-    for module in (generation, search):
+    for module in (decoding_step, search):
         monkeypatch.setattr(module, "steps_at_once", lambda device: at_once)
     settings = {"num_beams": beams, "length_penalty": 0.9, "max_new_tokens": 13}
     decoding.assert_same(varied_model(), source(LENGTHS), **settings)

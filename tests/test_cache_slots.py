@@ -9,8 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.decoding_vanilla_transformer import SLOTS, BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.engine import captured, optimize
-from hf_vanilla_transformer.generation_vanilla_transformer import SLOTS, BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import topk_log_probs
 from tests.pretended_gpu import counted, on_gpu

@@ -38,8 +38,10 @@ FEED_FORWARD = """
 import torch
 from torch import nn
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.attention_vanilla_transformer import VanillaTransformerAttention
 from hf_vanilla_transformer.layers_vanilla_transformer import (
-    VanillaTransformerAttention, VanillaTransformerDecoderLayer, VanillaTransformerEncoderLayer,
+    VanillaTransformerDecoderLayer,
+    VanillaTransformerEncoderLayer,
 )
 class Gated:
     def __init__(self, config, layer_idx):

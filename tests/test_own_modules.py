@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
+from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
 from tests.model_helpers import assert_near, translation_batch
 from tests.search_helpers import Model, source, varied_model
 

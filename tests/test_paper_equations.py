@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+from hf_vanilla_transformer.attention_vanilla_transformer import (
+    VanillaTransformerAttention,
+    eager_attention_forward,
+)
 from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
 from hf_vanilla_transformer.layers_vanilla_transformer import (
-    VanillaTransformerAttention,
     VanillaTransformerEncoderLayer,
     dropout,
-    eager_attention_forward,
     sinusoidal_positions,
 )
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..generation_vanilla_transformer import EncodedSource, additive_mask, beam_numbers, take_slots
+from ..decoding_vanilla_transformer import EncodedSource, additive_mask, beam_numbers, take_slots
 from ..search_vanilla_transformer import BeamState, SearchConfig, resized, steps_at_once
 from .packed_decoder import PackedDecoder, ends
 from .packed_weights import KV, PackedWeights, cache_rows

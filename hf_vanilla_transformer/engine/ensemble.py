@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..generation_vanilla_transformer import EncodedSource
+from ..decoding_vanilla_transformer import EncodedSource
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
 from ..search_vanilla_transformer import BeamState, Decoder
 from .shared_copy import shared_copy

@@ -1,7 +1,7 @@
 """Encoder and decoder in int8: every product in bytes, everything else in float32, and the KV caches in bfloat16.
 
-The formulas are in layers_vanilla_transformer.py. Between two products the rows of all sentences are read once, by
-`c_kernels`. Rows of padding are left out.
+The formulas are in attention_ and layers_vanilla_transformer.py. Between two products the rows of all sentences are
+read once, by `c_kernels`. Rows of padding are left out.
 
 Shapes: B sentences, K beams, R rows, C slots of a sentence's KV cache, S source length, D d_model, V vocabulary.
 """

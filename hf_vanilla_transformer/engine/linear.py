@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..layers_vanilla_transformer import joint_bias
+from ..attention_vanilla_transformer import joint_bias
 from ..utils.system_info import cpu_name
 from . import c_kernels, kernels
 from .c_compiler import DEFAULT

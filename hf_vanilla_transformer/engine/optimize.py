@@ -16,7 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder, position_limit
+from ..decoding_vanilla_transformer import EncodedSource, ModuleDecoder
+from ..generation_vanilla_transformer import position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
 from ..utils.finite import require_finite

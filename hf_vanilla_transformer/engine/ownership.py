@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..layers_vanilla_transformer import eager_attention_forward, hooks_of
+from ..attention_vanilla_transformer import eager_attention_forward, hooks_of
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = (_PACKAGE, "transformers", "accelerate", "torch")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..generation_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask
+from ..decoding_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask
 from ..search_vanilla_transformer import (
     BeamState,
     Decoder,

@@ -1,7 +1,7 @@
 """A decoder with packed weights: the computation of the layers, for one token of every beam at a time.
 
-The formulas are in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
-theirs, and all beams of a sentence attend in one call to the KV cache that they share.
+The formulas are in attention_ and layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual
+are fused into theirs, and all beams of a sentence attend in one call to the KV cache that they share.
 
 Shapes: B sentences, K beams, R = B · K rows, C slots of a sentence's KV cache, S source length, D d_model, H heads,
 d_k and d_v the widths of a head, V target vocabulary.
@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
+from ..attention_vanilla_transformer import attention_kernels
+from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from . import c_kernels
 from .c_kernels import View, has_few_threads, kernels_compute
 from .linear import FloatLinear, PlainLinear, mkl_is_slow, packed_linear

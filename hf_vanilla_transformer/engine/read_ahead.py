@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from ..generation_vanilla_transformer import EncodedSource
+from ..decoding_vanilla_transformer import EncodedSource
 from ..search_vanilla_transformer import resized
 
 Result = TypeVar("Result")

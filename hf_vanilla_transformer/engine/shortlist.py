@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..generation_vanilla_transformer import EncodedSource
+from ..decoding_vanilla_transformer import EncodedSource
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig
 from .int8_model import Int8Decoder

@@ -1,6 +1,6 @@
 """The parts of an encoder or a decoder as the engine computes them: embeddings, sub-layers, and whole for few rows.
 
-The formulas are in layers_vanilla_transformer.py.
+The formulas are in attention_ and layers_vanilla_transformer.py.
 
 Shapes: R rows, B sentences, S source length, N places of a cache, D d_model, H heads, d_k and d_v their widths.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..arguments_vanilla_transformer import check_ids
-from ..layers_vanilla_transformer import VanillaTransformerAttention
+from ..attention_vanilla_transformer import VanillaTransformerAttention
 from ..masks_vanilla_transformer import token_positions
 from .c_kernels import View
 from .c_stack import CStack

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from hf_vanilla_transformer.attention_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.optimize import optimize_for_inference
 from hf_vanilla_transformer.engine.shortlist import with_shortlist
@@ -23,7 +24,6 @@ from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.shortlist_files import read_shortlist
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.inference.workers import map_in_threads, shard_evenly
-from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.text.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 

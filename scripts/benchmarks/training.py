@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_vanilla_transformer.attention_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.batches import encode_pairs
 from hf_vanilla_transformer.batches.batching import TokenBatchSampler, pair_lengths
 from hf_vanilla_transformer.configuration_vanilla_transformer import (
@@ -34,7 +35,6 @@ from hf_vanilla_transformer.configuration_vanilla_transformer import (
 )
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.interop.marian import to_marian
-from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
 from hf_vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer import decoding_vanilla_transformer as decoding_step
 from hf_vanilla_transformer import search_vanilla_transformer as search
 from hf_vanilla_transformer.engine import captured, read_ahead
 
@@ -112,7 +112,7 @@ def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[Non
         mock.patch.object(captured, "recorder_of", lambda device: recorder),
         mock.patch.object(read_ahead, "side_stream_of", lambda device: LateStream()),
         mock.patch.object(captured, "steps_at_once", at_once),
-        mock.patch.object(generation, "steps_at_once", at_once),
+        mock.patch.object(decoding_step, "steps_at_once", at_once),
         mock.patch.object(search, "steps_at_once", at_once),
     ):
         yield

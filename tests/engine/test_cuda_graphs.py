@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from hf_vanilla_transformer.decoding_vanilla_transformer import additive_mask
 from hf_vanilla_transformer.engine import captured
 from hf_vanilla_transformer.engine.captured import CudaGraphs
 from hf_vanilla_transformer.engine.read_ahead import CudaSideStream
-from hf_vanilla_transformer.generation_vanilla_transformer import additive_mask
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.engine.pretended_cuda import STREAMS, PretendedCuda, pretended_cuda
 from tests.engine.recorded_steps import Eager, recording

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
 from hf_vanilla_transformer.engine.c_kernels import Rows, View, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
 from hf_vanilla_transformer.engine.linear import INT8, int8_error, multiplies_like_onednn, packed_linear
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights
-from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.engine.test_packed_decoder import OPTIONS, Walk, encoded
 from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_vanilla_transformer.attention_vanilla_transformer import joint_product
 from hf_vanilla_transformer.engine import kernels, linear
 from hf_vanilla_transformer.engine.linear import (
     DynamicInt8Linear,
@@ -19,7 +20,6 @@ from hf_vanilla_transformer.engine.linear import (
     packed_linear,
     quantize_per_row,
 )
-from hf_vanilla_transformer.layers_vanilla_transformer import joint_product
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 
 WIDTH = 64

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_vanilla_transformer.decoding_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.engine import linear, optimize, packed_weights
 from hf_vanilla_transformer.engine.c_kernels import library
 from hf_vanilla_transformer.engine.linear import int8_error
 from hf_vanilla_transformer.engine.optimize import not_optimizable
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
-from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
 from hf_vanilla_transformer.layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from tests.engine.model_changes import (

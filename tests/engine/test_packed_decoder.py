@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.engine import c_kernels, linear, packed_decoder
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights, fold_biases
-from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model

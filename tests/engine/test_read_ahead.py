@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.engine import captured, optimize, read_ahead
 from hf_vanilla_transformer.engine.read_ahead import ReadAhead, Sentences
-from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamSearch, BeamState
 from tests.engine.recorded_steps import Eager, LateStream, Recorder, recording

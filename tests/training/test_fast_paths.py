@@ -23,11 +23,11 @@ from hf_vanilla_transformer import (
     VanillaTransformerTrainingArguments,
     layers_vanilla_transformer,
 )
+from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
 from hf_vanilla_transformer.engine.ownership import foreign_part
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerEncoderLayer,
-    eager_attention_forward,
 )
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...attention_vanilla_transformer import is_plain_linear
 from ...batches.packing import BACKENDS, PackedBatchSampler
 from ...engine.ownership import foreign_part
-from ...layers_vanilla_transformer import is_plain_linear
 from ...masks_vanilla_transformer import mask_backend
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import forward_choice

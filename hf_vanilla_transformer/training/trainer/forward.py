@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...attention_vanilla_transformer import is_plain_linear
 from ...batches.packing import is_packed
-from ...layers_vanilla_transformer import is_plain_linear
 from ...loss_vanilla_transformer import VanillaTransformerOutput
 from ...utils.random_state import kept_random_state
 from ...utils.untrusted import one_line

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import ModelOutput
 
+from ...attention_vanilla_transformer import attention_kernels
 from ...batches.batching import Batch
 from ...engine.ownership import foreign_part
-from ...layers_vanilla_transformer import attention_kernels
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...text.language_tokens import LanguageTokens, language_tokens
 from .evaluation_budget import EvaluationBudget, longest_cut
