@@ -44,6 +44,8 @@ class EncodingReport:
     too_long: int = 0
     #: tokens of the longest source that is not dropped
     longest_source: int | None = None
+    #: by how many tokens targets that are not dropped are longer than their sources: at most, and the 99th percentile
+    over_source: list[int] | None = None
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
@@ -140,12 +142,15 @@ def encode_pairs(
     too_long = long_source | long_target
     lines = lengths["line"]
     unknown = lengths["unknown"]
-    kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
+    kept = ~too_long if drop_too_long else np.ones_like(too_long)
+    source_lengths = lengths["source_length"][kept]
+    over_source = lengths["target_length"][kept] - source_lengths
     report = EncodingReport(
         dropped=drop_too_long,
         seen=len(lines),
         too_long=int(too_long.sum()),
-        longest_source=int(kept.max()) if len(kept) else None,
+        longest_source=int(source_lengths.max()) if kept.any() else None,
+        over_source=_most_and_usual(over_source) if kept.any() else None,
         first_lines=lines[too_long][:REPORTED_LINES].tolist(),
         unknown=int(unknown.sum()),
         first_unknown=lines[unknown][:REPORTED_LINES].tolist(),
@@ -155,6 +160,11 @@ def encode_pairs(
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = selected(encoded, np.flatnonzero(~too_long))
     return encoded.select_columns([*_COLUMNS, *parts]), report
+
+
+def _most_and_usual(numbers: np.ndarray) -> list[int]:
+    """The largest number, and the one that 99 % of them do not exceed."""
+    return [int(numbers.max()), int(np.quantile(numbers, 0.99, method="inverted_cdf"))]
 
 
 def _require_text(batch: dict[str, list[Any]]) -> None:

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainer, generation_vanilla_transformer
 from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
@@ -218,6 +218,21 @@ def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp
         saved = json.loads((tmp_path / str(limit) / "generation_config.json").read_text())
         assert saved.get("max_length") == (limit and 7)
         assert (results["test_gen_len"] > 7) is (limit is None)
+
+
+@pytest.mark.parametrize("long_targets", [1, 2])
+def test_search_ends_no_sooner_than_the_training_targets(long_targets, tmp_path, capsys):
+    """One target of a hundred may be noise. With more, the longest one sets the limit."""
+    limit = generation_vanilla_transformer.MAX_LENGTH_OVER_SOURCE
+    longest = limit + 5
+    extra = [longest, limit + 1][:long_targets]
+    targets = ["a" + "b" * number for number in extra + [0] * (100 - long_targets)]
+    pairs = write_pairs(tmp_path, [("a", target) for target in targets])
+    train(tmp_path / "run", train=pairs["train"], tokens="chars", max_steps=1)
+    saved = json.loads((tmp_path / "run" / "generation_config.json").read_text())
+    raised = long_targets > 1
+    assert saved["max_length_over_source"] == (longest if raised else limit)
+    assert (f"max_length_over_source: {longest}, not {limit}" in capsys.readouterr().out) is raised
 
 
 # 4. Both directions

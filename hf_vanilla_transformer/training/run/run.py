@@ -107,6 +107,7 @@ def run_training(
             check_positions(run)
             _check_search(run)
             _record_length(run)
+            _fit_search(run)
             trainer, stop = make_trainer(run, signals)
             show_progress(trainer, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, object] = {}
@@ -208,6 +209,21 @@ def _record_length(run: Run) -> None:
     trained = getattr(config, "trained_source_length", None)
     if length and (trained or not run.args.model_name_or_path):
         config.trained_source_length = max(length, trained or 0)
+
+
+def _fit_search(run: Run) -> None:
+    """Let searches end no sooner than the training targets do."""
+    search = run.model.generation_config
+    limit = getattr(search, "max_length_over_source", None)
+    if limit is None or run.encoding["train"].over_source is None:
+        return
+    most, usual = run.encoding["train"].over_source
+    if usual > limit:
+        search.max_length_over_source = most
+        print_main(
+            f"max_length_over_source: {most}, not {limit}, because more than one training target of a hundred is "
+            f"longer than its source by over {limit} tokens"
+        )
 
 
 # 1. Model and trainer
