@@ -14,6 +14,7 @@ from hf_vanilla_transformer.attention_vanilla_transformer import joint_product
 from hf_vanilla_transformer.engine import kernels, linear
 from hf_vanilla_transformer.engine.linear import (
     DynamicInt8Linear,
+    FloatLinear,
     PlainLinear,
     PrepackedLinear,
     int8_error,
@@ -80,6 +81,15 @@ def test_packed_linears_compute_float64s_products(rows, bias, dtype, quantizatio
         assert found.dtype == dtype
         assert_within(found, right, tolerance)
     assert residual.equal(given[0]) and x.equal(given[1]), "inputs must not change"
+
+
+@pytest.mark.parametrize("outputs", [(48,), (48, 32), (48, 32, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_rows_in_c_are_those_of_all_layers(outputs: tuple[int, ...], bias: bool) -> None:
+    layers = linears(bias, outputs)
+    x = torch.randn(2, WIDTH)
+    assert_within(FloatLinear.of(*layers, dtype=torch.float32)(x), exact(layers, x), 1e-6)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -96,6 +96,15 @@ def test_pivot_translates_in_two_steps() -> None:
         assert wrong.status_code == 400
 
 
+def test_archive_needs_its_language_where_two_models_have_its_target() -> None:
+    files = {"file": ("a.docx", b"PK")}
+    fields = {"source": "auto", "target": "fr"}
+    pairs = [language_pair(echo_translator(), source, "fr") for source in ("de", "en")]
+    with client_of(*pairs, translate_files=True) as client:
+        answer = client.post("/translate_file", data=fields, files=files)
+    assert answer.status_code == 400 and "source: auto" in answer.json()["error"]
+
+
 def test_pivot_without_a_model_is_refused(folder: Path) -> None:
     from hf_vanilla_transformer.serving.server import load_server
 

@@ -1,5 +1,6 @@
 """Threads share a queue: every sentence is translated once, and neither errors nor leaving clients stop them."""
 
+import re
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -124,26 +125,28 @@ def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources:
     engine.close()
 
 
+@pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("place", ["step", "join"])
-def test_batch_without_memory_is_halved_and_loses_no_sentence(place, translator, sources, monkeypatch, caplog):
+def test_batch_without_memory_is_halved_and_loses_no_sentence(place, most, translator, sources, monkeypatch, caplog):
     original = getattr(ContinuousSearch, place)
     sizes = []
 
-    def with_memory_for_two(self: ContinuousSearch, *sentences: Any) -> Any:
+    def with_memory_for_few(self: ContinuousSearch, *sentences: Any) -> Any:
         sizes.append(len(self) + len(sentences and sentences[0]))
-        if sizes[-1] > 2:
+        if sizes[-1] > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return original(self, *sentences)
 
-    monkeypatch.setattr(ContinuousSearch, place, with_memory_for_two)
+    monkeypatch.setattr(ContinuousSearch, place, with_memory_for_few)
     engine = engine_of(translator, batch_size=8)
     futures = engine.submit(sources[:7])
     assert texts(translator, futures) == list(translator.translate(LINES[:7]))
     engine.close()
     assert engine.translated == 7
-    assert 2 < max(sizes) <= 8
-    assert sizes[-1] <= 2
-    assert "no memory for" in caplog.text
+    assert most < max(sizes) <= 8
+    assert sizes[-1] <= most
+    halved = re.findall(r"no memory for (\d+) sentences at once: worker 0 translates (\d+)", caplog.text)
+    assert halved and all(int(half) == int(before) // 2 for before, half in halved)
 
 
 def test_sentence_without_memory_fails_alone(translator, sources, monkeypatch, caplog):

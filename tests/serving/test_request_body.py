@@ -1,6 +1,8 @@
 """Bodies of requests: read within limits, parsed as JSON or a form, checked. An error is one line with a status."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,7 +14,7 @@ from fastapi import HTTPException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.serving.request_body import check_key, parse_fields, validate
+from hf_vanilla_transformer.serving.request_body import check_key, parse_fields, read_body, validate
 from hf_vanilla_transformer.serving.schemas import TranslateRequest
 
 GOOD = {"q": "seven", "source": "en", "target": "de"}
@@ -24,6 +26,15 @@ def multipart(*fields: tuple[str, str]) -> bytes:
     """As a browser sends it."""
     parts = (f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields)
     return ("".join(parts) + "--x--\r\n").encode()
+
+
+def test_body_that_declares_too_many_bytes_is_not_read() -> None:
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError("the body is read")
+        yield b""
+
+    with pytest.raises(HTTPException, match="the body has 12 bytes, but the limit is 10"):
+        asyncio.run(read_body(unread(), "12", 10))
 
 
 FIELDS = [("q", "süß\r\n a&b"), ("q", "second"), ("source", "en"), ("format", "")]
