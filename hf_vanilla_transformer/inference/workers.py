@@ -28,10 +28,11 @@ def worker_count(model: torch.nn.Module) -> int:
     Fewer with a smaller CPU quota. They do not wait for each other, so that they also use cores that are partly busy.
     One on other devices, and under autocast, because other threads do not inherit it.
     """
-    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    if not on_cpu or torch.is_autocast_enabled("cpu"):
+    workers = min(torch.get_num_threads(), MAX_WORKERS)
+    if workers == 1 or torch.is_autocast_enabled("cpu"):
         return 1
-    return max(1, min(torch.get_num_threads(), MAX_WORKERS, int(available_cpus())))
+    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
+    return max(1, min(workers, int(available_cpus()))) if on_cpu else 1
 
 
 def shard_evenly(items: list[Job], workers: int) -> list[list[Job]]:
