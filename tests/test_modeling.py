@@ -77,6 +77,7 @@ IDS = torch.tensor([[5, 6, 2]])
         ({"attention_mask": torch.ones(1, 4)}, r"attention_mask .*\(1, 4\).*\(1, 3\)"),
         ({"attention_mask": torch.ones(2, 3)}, r"attention_mask .*\(2, 3\).*\(1, 3\)"),
         ({"decoder_attention_mask": torch.ones(1, 2)}, r"decoder_attention_mask .*\(1, 2\).*\(1, 3\)"),
+        ({"decoder_attention_mask": torch.ones(1, 1, 3, 4)}, r"decoder_attention_mask .*4 keys, but there are 3"),
         ({"input_ids": None}, "input_ids.*inputs_embeds"),
         ({"inputs_embeds": torch.ones(1, 3, 32)}, "input_ids.*inputs_embeds"),
         ({"decoder_input_ids": None}, "decoder_input_ids|decoder"),

@@ -76,3 +76,8 @@ def test_bleu_has_the_tokenizer_of_the_language(script: str) -> None:
     if "-" in expected:
         pytest.importorskip(f"mecab_{code}" if code == "ko" else "MeCab", reason="sacrebleu[ja,ko] is not installed")
     assert fitting_tokenizer([unicodedata.normalize(form, text) for text in sentences]) == expected
+
+
+def test_bleu_takes_few_kana_for_japanese() -> None:
+    """A text with eleven Chinese characters for two kana. Without MeCab characters stand for words."""
+    assert fitting_tokenizer(["東京都知事選挙の結果と分析"]) in ("ja-mecab", "char")

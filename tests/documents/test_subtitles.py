@@ -4,7 +4,7 @@ import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
-from tests.documents.translators import backwards, upper
+from tests.documents.translators import backwards, translator_by, upper
 from tests.model_helpers import error_of
 
 FIRST = "00:00:01,000 --> 00:00:02,000\n"
@@ -95,3 +95,10 @@ def test_damaged_times_are_refused(times: str) -> None:
 def test_data_of_a_metadata_track_stay() -> None:
     document = f'WEBVTT\n\n{FIRST}{{"one": "two",\n"three": 4}}\n\n{SECOND}{{one}} six\n'
     assert translated(document, ".vtt") == document.replace("{one} six", "{ONE} SIX")
+
+
+def test_translation_of_two_cues_is_cut_where_it_is_nearest_to_their_lengths() -> None:
+    """Half of the ten characters is five, of which the second space is one away and the first one two."""
+    document = f"1\n{FIRST}abcd,\n\n2\n{SECOND}efghi\n"
+    translate = translator_by(lambda text: "aa bb cccc")
+    assert translated(document, ".srt", translate) == f"1\n{FIRST}aa bb\n\n2\n{SECOND}cccc\n"

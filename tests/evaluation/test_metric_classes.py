@@ -257,3 +257,11 @@ def test_list_of_a_sentence_has_texts(lists):
 def test_lists_that_lack_an_item_are_refused(lists):
     with pytest.raises(UserError, match="2 hypotheses, but 1 (sources|n_best|labels)"):
         score_translations(["a", "b"], ["a", "b"], **lists)
+
+
+def test_sequence_error_rate_counts_what_equals_no_reference() -> None:
+    predictions = ["a", "b", "c", " d "]
+    references = [["a", "x"], ["x", "b"], ["x", "y"], ["d"]]
+    assert metric_classes.SequenceErrorRate().compute(predictions=predictions, references=references) == {
+        "sequence_error_rate": 25.0
+    }
