@@ -51,6 +51,14 @@ def test_shared_tokenizer_is_unchanged() -> None:
     assert backend(content).encode(TEXTS[0]).ids == tokenizer(TEXTS[0])["input_ids"]
 
 
+def test_exported_tokenizer_has_no_bpe_dropout() -> None:
+    tokenizer = train_tokenizer([*ENGLISH, *GERMAN], vocab_size=320)
+    expected = tokenizer(TEXTS[0])["input_ids"]
+    tokenizer.backend_tokenizer.model.dropout = 0.9
+    content, _, _ = joint_tokenizer(tokenizer, tokenizer, tiny_config(vocab_size=330))
+    assert content["model"]["dropout"] is None and backend(content).encode(TEXTS[0]).ids == expected
+
+
 EMOJI = ["™️ ☺️ 👨‍👩‍👧 漢字 ßß öß ß, n\u0303 ½ Ａ", ">>de<< a 漢字", "a </s> b <unk>", " a\u00a0 \u3000b…", "мир 한국어"]
 _PAIRS = [(side, kind) for side in ("joint", "separate") for kind in ({}, {"byte_fallback": True, "vocab_size": 340})]
 

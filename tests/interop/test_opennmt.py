@@ -231,7 +231,10 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settin
 def test_opennmt_refuses_sentencepiece_models_of_other_tokens(tmp_path: Path) -> None:
     """Merges of a BPE go through each character. SentencePiece does not normalise its own symbols."""
     spm = tmp_path / "joint.model"
-    for settings, named in (({"model_type": "bpe"}, "'d'"), ({"user_defined_symbols": ["①"]}, "'①'")):
+    for settings, named in (
+        ({"model_type": "bpe"}, "'d'"),
+        ({"user_defined_symbols": ["①"]}, "changes its symbol '①'"),
+    ):
         pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
         tokens = [*SPECIAL, *(piece for piece in pieces if piece not in [*SPECIAL, "d"])]
         source = save_with_vocabulary("opennmt", tmp_path / "in", tokens)
