@@ -125,6 +125,27 @@ def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources:
     engine.close()
 
 
+@pytest.mark.parametrize(("threads", "workers", "share"), [(4, 2, 2), (3, 2, 1), (1, 2, 1)])
+def test_workers_share_the_threads_of_torch(threads, workers, share, translator, sources, monkeypatch):
+    seen = set()
+    step = ContinuousSearch.step
+
+    def recording(self: ContinuousSearch) -> Any:
+        seen.add(torch.get_num_threads())
+        return step(self)
+
+    monkeypatch.setattr(ContinuousSearch, "step", recording)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        engine = engine_of(translator, workers)
+        texts(translator, engine.submit(sources[:6]))
+        engine.close()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {share}
+
+
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("place", ["step", "join"])
 def test_batch_without_memory_is_halved_and_loses_no_sentence(place, most, translator, sources, monkeypatch, caplog):
