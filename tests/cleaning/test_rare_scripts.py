@@ -81,3 +81,13 @@ def test_bleu_has_the_tokenizer_of_the_language(script: str) -> None:
 def test_bleu_takes_few_kana_for_japanese() -> None:
     """A text with eleven Chinese characters for two kana. Without MeCab characters stand for words."""
     assert fitting_tokenizer(["東京都知事選挙の結果と分析"]) in ("ja-mecab", "char")
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [("I like this book", "zh"), ("나는 이 책을 좋아해요", "char")],
+    ids=["Latin", "Hangul"],
+)
+def test_bleu_of_chinese_beside_another_script(other: str, expected: str) -> None:
+    """Its tokenizer splits Latin words, too. No other than characters fits two scripts that have tokenizers."""
+    assert fitting_tokenizer(["我喜欢这本书"] * 5 + [other] * 5) == expected

@@ -58,6 +58,7 @@ def test_marian_export_gives_our_logits(share: bool, tie: bool, fields: dict, po
         {"final_layer_norm": True},
         {"layer_norm_position": "pre"},
         {"head_dim": 3, "value_head_dim": 8},
+        {"head_dim": 7, "value_head_dim": 7, "d_model": 30},  # 7.5
         {"layer_norm_eps": 1e-6},
     ],
 )

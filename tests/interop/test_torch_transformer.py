@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_vanilla_transformer.interop import torch_transformer
 from hf_vanilla_transformer.interop.converted import Converted
+from hf_vanilla_transformer.interop.vocabularies import given_tokenizer
 from hf_vanilla_transformer.text.tokenizer_training import fast_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, TUTORIAL_OPTIONS, AroundTorch
@@ -307,3 +308,9 @@ def test_torch_bad_tokenizer_gives_one_line(name: str, content: str, tmp_path: P
     (tmp_path / name).write_text(content)
     state = AroundTorch(PYTORCH_TUTORIAL).state_dict()
     assert name in error_of(from_torch, state, 4, tokenizer=tmp_path / name)
+
+
+def test_tokenizer_json_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text('{"version": "1.0", "model": {"type": "Other"}}', encoding="utf-8")
+    assert f"{file}: no tokenizer.json" in error_of(given_tokenizer, file, {}, starts=False)
