@@ -168,6 +168,7 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
         for text, language in ((ENGLISH, "en"), (GERMAN, "de"), (FRENCH, "fr")):
             found = client.post("/detect", data={"q": text}).json()
             assert found[0]["language"] == language and found[0]["confidence"] > 90
+            assert sum(each["confidence"] for each in found) == pytest.approx(100, abs=0.2)
             answer = client.post("/translate", data={"q": text, "source": "auto", "target": "de"}).json()
             assert answer["detectedLanguage"] == found[0]
             assert (answer["translatedText"] == text) == (language == "de")  # German text stays

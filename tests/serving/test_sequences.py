@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,17 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
 
 
 def test_seconds_of_predictions_are_counted(client: Any) -> None:
+    def counted(name: str) -> float:
+        found = re.search(
+            rf'request_seconds_{name}{{path="/predict",status="200"}} (\S+)', client.get("/metrics").text
+        )
+        return float(found[1]) if found else 0.0
+
+    requests, seconds = counted("count"), counted("sum")
+    start = time.perf_counter()
     assert client.post("/predict", json={"q": "world"}).status_code == 200
-    assert 'request_seconds_count{path="/predict",status="200"}' in client.get("/metrics").text
+    assert counted("count") == requests + 1
+    assert 0 < counted("sum") - seconds < time.perf_counter() - start
 
 
 def test_lines_are_given_as_they_are(translator: Translator) -> None:
