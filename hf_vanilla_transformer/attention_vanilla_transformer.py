@@ -209,7 +209,7 @@ class VanillaTransformerAttention(nn.Module):
         return cache.update(*self.keys_and_values(source), layer_idx)
 
 
-# The projections
+# Faster training
 
 
 def joint_product(states: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tensor]:

@@ -3,8 +3,8 @@
 `generate` runs `beam_search`, through transformers' `custom_generate`, for greedy and beam search. Whatever `COVERED`
 does not name, such as sampling, runs in transformers' loops. `ModuleDecoder` calls the model at each step.
 
-Shapes: B sentences in the batch, K beams, P tokens of the prefix, T tokens of a hypothesis, C capacity of a sentence's
-KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N sentences in all.
+Shapes: B sentences in the batch, K beams, P tokens of the prefix, T tokens of a hypothesis, S source length,
+D d_model, R hypotheses returned, N sentences in all.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """Positions, layers and the two stacks of "Attention Is All You Need" (Vaswani et al. 2017, arXiv 1706.03762).
 
-Shapes: B batch, S source length, T target length, P positions already in the cache, K = P + T keys, D d_model,
-H heads, d_k and d_v the widths of a head.
+Shapes: B batch, S source length, T target length, P positions already in the cache, D d_model.
 """
 
 import math

@@ -44,8 +44,10 @@ class EncodingReport:
     too_long: int = 0
     #: tokens of the longest source that is not dropped
     longest_source: int | None = None
-    #: by how many tokens targets that are not dropped are longer than their sources: at most, and the 99th percentile
-    over_source: list[int] | None = None
+    #: by how many tokens a target that is not dropped is longer than its source, at most
+    most_over_source: int | None = None
+    #: the same for 99 % of the pairs
+    usual_over_source: int | None = None
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
@@ -149,22 +151,19 @@ def encode_pairs(
         dropped=drop_too_long,
         seen=len(lines),
         too_long=int(too_long.sum()),
-        longest_source=int(source_lengths.max()) if kept.any() else None,
-        over_source=_most_and_usual(over_source) if kept.any() else None,
         first_lines=lines[too_long][:REPORTED_LINES].tolist(),
         unknown=int(unknown.sum()),
         first_unknown=lines[unknown][:REPORTED_LINES].tolist(),
     )
+    if kept.any():
+        report.longest_source = int(source_lengths.max())
+        report.most_over_source = int(over_source.max())
+        report.usual_over_source = int(np.quantile(over_source, 0.99, method="inverted_cdf"))
     if drop_too_long and too_long.any():
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = selected(encoded, np.flatnonzero(~too_long))
     return encoded.select_columns([*_COLUMNS, *parts]), report
-
-
-def _most_and_usual(numbers: np.ndarray) -> list[int]:
-    """The largest number, and the one that 99 % of them do not exceed."""
-    return [int(numbers.max()), int(np.quantile(numbers, 0.99, method="inverted_cdf"))]
 
 
 def _require_text(batch: dict[str, list[Any]]) -> None:
