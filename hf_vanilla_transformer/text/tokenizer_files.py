@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..utils.atomic_write import atomic_file, report_full_disk
 from ..utils.errors import UserError, missing_extra, shown
@@ -28,6 +28,10 @@ _LOADING = ("is_local", "local_files_only")
 
 # Characters for each one of a text.
 _MAX_GROWTH = 1000
+
+# Case, accents, punctuation, numbers, ligatures and scripts, which classes of tokenizers treat differently.
+_PROBE = "Where is the Café?  It costs 12.50 €, the ﬁrst door. ÄÖÜ ß привет 你好"
+_PROBED_TOKENS = 500
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -171,7 +175,43 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             raise UserError(
                 f"{folder}/tokenizer.json: its {part} makes texts {growth:,.0f} times as long, more than {_MAX_GROWTH}"
             )
+    _warn_of_another_reading(tokenizer, folder)
     return tokenizer
+
+
+def _warn_of_another_reading(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Warn if the class of a tokenizer reads texts otherwise than its `tokenizer.json`.
+
+    transformers 5 builds the steps of a named class itself, and takes only the vocabulary from the file.
+    transformers 4 took the steps from the file.
+    """
+    file = folder / "tokenizer.json"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(tokenizer) is PreTrainedTokenizerFast or not file.is_file():
+        return
+    saved = Tokenizer.from_file(str(file))
+    size = min(saved.get_vocab_size(), _PROBED_TOKENS)
+    special = set(tokenizer.all_special_ids)
+    own_text = saved.decode([number for number in range(size) if number not in special])
+    probe = f"{_PROBE} {own_text}"
+    if _tokens(backend, probe) != _tokens(saved, probe):
+        _LOGGER.warning(
+            "%s: tokenizer_class=%s reads texts otherwise than tokenizer.json: if the model learned with that file, "
+            "name PreTrainedTokenizerFast in tokenizer_config.json",
+            folder,
+            type(tokenizer).__name__,
+        )
+
+
+def _tokens(backend: Tokenizer, text: str) -> list[str]:
+    """The tokens of a text, without BPE-dropout, truncation and padding."""
+    backend = copy.deepcopy(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    if getattr(backend.model, "dropout", None) is not None:
+        backend.model.dropout = None
+    tokens: list[str] = backend.encode(text, add_special_tokens=False).tokens
+    return tokens
 
 
 def _growth(step: Any) -> float:
