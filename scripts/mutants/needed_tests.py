@@ -18,13 +18,16 @@ FOLDERS = {
     PACKAGE: ROOT,
     "vanilla_transformer_cli": ROOT / "scripts",
     "tests": ROOT,
+    "scripts/trials": ROOT,
 }
+# What a test does through such a module it does itself.
+HELPERS = "tests.", "scripts.trials."
 
 Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of the package, of the command and of the tests."""
+    """Dotted name -> file, of the package, of the command, of the tests and of their trials."""
     found = {}
     for name, folder in FOLDERS.items():
         for path in sorted((folder / name).rglob("*.py")):
@@ -103,7 +106,7 @@ def tests_with(module: str, found: Graph) -> set[str]:
             seen.add(name)
             if is_test(name):
                 tests.add(name)
-            elif name.startswith("tests."):
+            elif name.startswith(HELPERS):
                 waiting.append(name)
     return tests
 

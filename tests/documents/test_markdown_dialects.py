@@ -5,7 +5,7 @@ import pytest
 from hf_vanilla_transformer.documents import markdown_blocks
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.documents.markdown_text import split_markdown
-from tests.trials.documents import TRANSLATIONS
+from scripts.trials.documents import TRANSLATIONS
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
 

@@ -10,9 +10,9 @@ import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
+from scripts.trials.documents import TRANSLATIONS
 from tests.documents.translators import upper
 from tests.model_helpers import error_of
-from tests.trials.documents import TRANSLATIONS
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
 

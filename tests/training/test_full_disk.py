@@ -163,8 +163,8 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
 
 @pytest.mark.slow
 def test_full_disk_trials(repository):
-    """Three sizes. `python -m tests.trials.full_disk` has more."""
-    command = [sys.executable, "-m", "tests.trials.full_disk", "--trials", "3"]
+    """Three sizes. `python -m scripts.trials.full_disk` has more."""
+    command = [sys.executable, "-m", "scripts.trials.full_disk", "--trials", "3"]
     run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
     if run.returncode == 3:
         pytest.skip(run.stdout.strip())

@@ -265,7 +265,7 @@ def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_
 
 @pytest.mark.slow
 def test_signal_trials(repository):
-    """Four random moments. `python -m tests.trials.signals` has more."""
-    command = [sys.executable, "-m", "tests.trials.signals", "--trials", "4", "--processes", "1"]
+    """Four random moments. `python -m scripts.trials.signals` has more."""
+    command = [sys.executable, "-m", "scripts.trials.signals", "--trials", "4", "--processes", "1"]
     run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "1 processes: 4 trials" in run.stdout, run.stdout[-6000:] + run.stderr[-2000:]

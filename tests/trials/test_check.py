@@ -1,4 +1,4 @@
-"""The trial of public implementations, `python -m tests.trials.check`, with one of the tests' own in their place."""
+"""The trial of public implementations, `python -m scripts.trials.check`, with one of the tests' own in their place."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from scripts.docs.lessons.check.report import UNKNOWN
+from scripts.trials import check, public_plants, public_transformers
+from scripts.trials.public_plants import HARMLESS, PLANTS, plant
+from scripts.trials.public_transformers import IMPLEMENTATIONS, Cut, Edit, Implementation
 from tests.conftest import REPOSITORY
-from tests.trials import check, public_plants, public_transformers
-from tests.trials.public_plants import HARMLESS, PLANTS, plant
-from tests.trials.public_transformers import IMPLEMENTATIONS, Cut, Edit, Implementation
 
 OWN = Implementation("own/styles", "HEAD", "from styles import Transformer as Mine\n", ("styles.py",), "tests/check")
 

@@ -1,4 +1,4 @@
-"""A part of the trial of documents: the guides in four formats. `python -m tests.trials.documents` runs more."""
+"""A part of the trial of documents: the guides in four formats. `python -m scripts.trials.documents` runs more."""
 
 import shutil
 import subprocess
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials import documents
-from tests.trials.documents import Tally
+from scripts.trials import documents
+from scripts.trials.documents import Tally
 
 GUIDES = Path(__file__).parents[2] / "scripts" / "docs"
 

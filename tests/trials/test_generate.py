@@ -1,13 +1,13 @@
-"""A part of the trial of `generate`. `python -m tests.trials.generate` runs all of it."""
+"""A part of the trial of `generate`. `python -m scripts.trials.generate` runs all of it."""
 
 import pytest
 import torch
 
 from hf_vanilla_transformer.engine import optimize
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
+from scripts.trials import generate
+from scripts.trials.generate import Case, Request
 from tests.search_helpers import varied_model
-from tests.trials import generate
-from tests.trials.generate import Case, Request
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A part of the trial with random recipes. `python -m tests.trials.recipes` runs all of it."""
+"""A part of the trial with random recipes. `python -m scripts.trials.recipes` runs all of it."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials import recipes
+from scripts.trials import recipes
 
 
 @pytest.mark.slow
 def test_random_recipes_end_trained_or_in_one_line() -> None:
     # In a process of its own: a process that has computed a gradient cannot fork another one that computes one.
-    command = [sys.executable, "-m", "tests.trials.recipes", "--first", "1000", "--runs", "25"]
+    command = [sys.executable, "-m", "scripts.trials.recipes", "--first", "1000", "--runs", "25"]
     trial = subprocess.run(command, capture_output=True, text=True)
     assert trial.returncode == 0, trial.stdout[-5000:] + trial.stderr[-2000:]
     summary = trial.stdout.splitlines()[-1]

@@ -1,6 +1,6 @@
 """Full disks in every phase of a run: one line that names the folder, and complete files stay complete.
 
-    python -m tests.trials.full_disk --trials 20
+    python -m scripts.trials.full_disk --trials 20
 
 Each trial mounts a small tmpfs, which needs root, and trains in it until it is full. The size decides in which phase
 that is. The run must end with status 2 and one line that names the mounted folder, every checkpoint in it must be
@@ -20,8 +20,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.trials.forked_runs import SETTINGS, ForkedRun, empty_folder, import_libraries, write_pairs
-from tests.trials.signals import RUNS, outcome, undisturbed
+from scripts.trials.forked_runs import (
+    SETTINGS,
+    ForkedRun,
+    empty_folder,
+    import_libraries,
+    write_pairs,
+)
+from scripts.trials.signals import RUNS, outcome, undisturbed
 
 LEAST, MOST = 4, 1600  # KiB: less than the cached data needs, more than a whole run
 
@@ -50,7 +56,9 @@ def why_no_mount(folder: Path) -> str | None:
         return str(getattr(error, "stderr", b"").decode() or error).strip()
 
 
-def trial(folder: Path, settings: dict[str, Any], kibibytes: int, limit: bool, expected: Any) -> str:
+def trial(
+    folder: Path, settings: dict[str, Any], kibibytes: int, limit: bool, expected: Any
+) -> str:
     """Train in too little space, then resume with enough. Returns a description. An AssertionError is a fault."""
     disk = folder / "disk"
     disk.mkdir()
@@ -63,27 +71,39 @@ def trial(folder: Path, settings: dict[str, Any], kibibytes: int, limit: bool, e
         (status,), printed = run.wait(300), run.output()
     try:
         if status:
-            assert status == 2 and "Traceback" not in printed, f"{kibibytes} KiB: status {status}\n{printed}"
+            assert status == 2 and "Traceback" not in printed, (
+                f"{kibibytes} KiB: status {status}\n{printed}"
+            )
             lines = [line for line in printed.splitlines() if line.startswith("error: ")]
             assert len(lines) == 1 and str(disk) in lines[0], f"{kibibytes} KiB\n{printed}"
             for checkpoint in disk.glob("run/checkpoint-*"):
-                assert (checkpoint / "trainer_state.json").stat().st_size, f"{checkpoint} is incomplete\n{printed}"
+                assert (checkpoint / "trainer_state.json").stat().st_size, (
+                    f"{checkpoint} is incomplete\n{printed}"
+                )
         if not limit:
             mount(disk, "-o", "remount,size=64m")
-        again = ForkedRun(settings | {"resume_from_checkpoint": "auto"}, disk / "cache", folder / "log 2")
+        again = ForkedRun(
+            settings | {"resume_from_checkpoint": "auto"}, disk / "cache", folder / "log 2"
+        )
         assert again.wait(300) == [0], f"{kibibytes} KiB: {printed}\n--- resumed\n{again.output()}"
         found = outcome(disk / "run")
-        assert found == expected, f"{kibibytes} KiB: other weights or scores\n{printed}\n--- resumed\n{again.output()}"
+        assert found == expected, (
+            f"{kibibytes} KiB: other weights or scores\n{printed}\n--- resumed\n{again.output()}"
+        )
     finally:
         if not limit:
             subprocess.run(["umount", "-l", disk], check=True)
     return lines[0].replace(str(folder), "") if status else "enough space"
 
 
-def run_with_limit(folder: Path, settings: dict[str, Any], cache: Path, kibibytes: int) -> tuple[str, int]:
+def run_with_limit(
+    folder: Path, settings: dict[str, Any], cache: Path, kibibytes: int
+) -> tuple[str, int]:
     """The output and the status of a run whose files may have at most this size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (kibibytes * 1024, before[1]))  # of this process and its children
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (kibibytes * 1024, before[1])
+    )  # of this process and its children
     try:
         run = ForkedRun(settings, cache, folder / "log")
     finally:
@@ -93,9 +113,13 @@ def run_with_limit(folder: Path, settings: dict[str, Any], cache: Path, kibibyte
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=20, help="sizes to try (default 20)")
-    parser.add_argument("--limit", action="store_true", help="limit the size of files instead of mounting a tmpfs")
+    parser.add_argument(
+        "--limit", action="store_true", help="limit the size of files instead of mounting a tmpfs"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     import_libraries()

@@ -1,11 +1,11 @@
-"""`python -m tests.trials.documents PATH …` translates documents, and those in folders, with every word changed.
+"""`python -m scripts.trials.documents PATH …` translates documents, and those in folders, with every word changed.
 
 Two translations are tried: all words in upper case, and all words in reverse order with their alignment, so that tags
 move. A program that was not written here reads each document before and after: pandoc reads Markdown, DOCX and ODT,
 polib and msgfmt read PO, translate-toolkit reads XLIFF, the HTML parser of Python reads HTML, webvtt-py and srt read
 subtitles.
 
-    python -m tests.trials.documents /usr/share/doc ~/clones --limit 1300
+    python -m scripts.trials.documents /usr/share/doc ~/clones --limit 1300
 
 prints, for each format, the documents tried, those with the same structure and the same words, the refused ones with
 their reasons, and every difference. PO and XLIFF files are tried without their translations. With a limit, documents
@@ -80,7 +80,10 @@ def _tokens(text: str) -> list[tuple[int, int]]:
     return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
-TRANSLATIONS: dict[str, Callable[..., list[list[TranslatedPart]]]] = {"upper": upper, "reversed": in_reverse}
+TRANSLATIONS: dict[str, Callable[..., list[list[TranslatedPart]]]] = {
+    "upper": upper,
+    "reversed": in_reverse,
+}
 
 
 @dataclass
@@ -202,10 +205,20 @@ def by_polib(data: bytes, suffix: str) -> Read:
 
     entries = polib.pofile(data.decode())
     structure = [
-        (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.comment, entry.flags, entry.occurrences, entry.obsolete)
+        (
+            entry.msgctxt,
+            entry.msgid,
+            entry.msgid_plural,
+            entry.comment,
+            entry.flags,
+            entry.occurrences,
+            entry.obsolete,
+        )
         for entry in entries
     ]
-    targets = [[entry.msgstr, *entry.msgstr_plural.values()] for entry in entries if not entry.obsolete]
+    targets = [
+        [entry.msgstr, *entry.msgstr_plural.values()] for entry in entries if not entry.obsolete
+    ]
     return Read(structure, _unnumbered(" ".join(text for target in targets for text in target)))
 
 
@@ -217,7 +230,9 @@ def _unnumbered(text: str) -> str:
 def by_translate_toolkit(data: bytes, suffix: str) -> Read:
     from translate.storage import xliff, xliff2
 
-    reader = xliff2.Xliff2File if b"urn:oasis:names:tc:xliff:document:2" in data else xliff.xlifffile
+    reader = (
+        xliff2.Xliff2File if b"urn:oasis:names:tc:xliff:document:2" in data else xliff.xlifffile
+    )
     units = [unit for unit in reader.parsestring(data).units if not unit.isheader()]
     structure = [(unit.getid(), str(unit.source), unit.getnotes()) for unit in units]
     return Read(structure, " ".join(str(unit.target or "") for unit in units))
@@ -229,7 +244,8 @@ def by_subtitle_reader(data: bytes, suffix: str) -> Read:
 
         cues = list(srt.parse(data.decode("utf-8-sig")))
         return Read(
-            [(cue.start, cue.end) for cue in cues], " ".join(re.sub("<[^>]*>", "", cue.content) for cue in cues)
+            [(cue.start, cue.end) for cue in cues],
+            " ".join(re.sub("<[^>]*>", "", cue.content) for cue in cues),
         )
     import webvtt
 
@@ -297,7 +313,9 @@ def check(name: str, data: bytes, suffix: str, tally: Tally) -> None:
     for kind, translate in TRANSLATIONS.items():
         sources: list[str] = []
 
-        def recorded(texts: list[str], translate: Any = translate, sources: list[str] = sources) -> Any:
+        def recorded(
+            texts: list[str], translate: Any = translate, sources: list[str] = sources
+        ) -> Any:
             sources.extend(texts)
             return translate(texts)
 
@@ -325,9 +343,13 @@ def _difference(before: Read, translated: bytes, suffix: str, sources: list[str]
         pairs = zip([*before.structure, None], [*after.structure, None], strict=False)
         first = next((pair for pair in pairs if pair[0] != pair[1]), None)
         return f"structure: {first!r:.400}"
-    expected = Read([], _unnumbered(" ".join(sources))).letters() if suffix in FILLED else before.letters()
+    expected = (
+        Read([], _unnumbered(" ".join(sources))).letters() if suffix in FILLED else before.letters()
+    )
     if after.letters() != expected:
-        return f"letters: lost {expected - after.letters()}, added {after.letters() - expected}"[:400]
+        return f"letters: lost {expected - after.letters()}, added {after.letters() - expected}"[
+            :400
+        ]
     return _fault_of_msgfmt(translated) if suffix in (".po", ".pot") else ""
 
 
@@ -346,7 +368,12 @@ def documents_in(paths: list[Path]) -> Iterator[tuple[Path, str]]:
         for path in sorted(start.rglob("*")) if start.is_dir() else [start]:
             name = path.name.lower().removesuffix(".gz")
             suffix = Path(name).suffix
-            if suffix in READERS and suffix in SUFFIXES and path.is_file() and not path.is_symlink():
+            if (
+                suffix in READERS
+                and suffix in SUFFIXES
+                and path.is_file()
+                and not path.is_symlink()
+            ):
                 yield path, suffix
 
 
@@ -385,7 +412,9 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("paths", nargs="+", type=Path, help="documents, or folders with documents")
     parser.add_argument("--limit", type=int, help="documents of each format")
     parser.add_argument("--kinds", nargs="*", help="suffixes, such as .md")

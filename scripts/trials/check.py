@@ -1,4 +1,4 @@
-"""`python -m tests.trials.check FOLDER` checks public implementations of the Transformer, and plants mistakes in them.
+"""`python -m scripts.trials.check FOLDER` checks public implementations of the Transformer, and plants mistakes.
 
 FOLDER has a checkout of each repository of `public_transformers.IMPLEMENTATIONS`, named after its owner:
 
@@ -17,7 +17,7 @@ mistake of `public_plants.PLANTS`:
 - misplaced: it is found, and the report names another place.
 - missed: the report does not change.
 
-    python -m tests.trials.check FOLDER --only hkproj harvardnlp
+    python -m scripts.trials.check FOLDER --only hkproj harvardnlp
 """
 
 import argparse
@@ -39,8 +39,8 @@ import torch
 
 from scripts.docs.lessons.check import checker, sandbox  # noqa: F401 (imported once, not in every process)
 from scripts.docs.lessons.check.report import UNKNOWN
-from tests.trials.public_plants import HARMLESS, PLANTS, Plant
-from tests.trials.public_transformers import IMPLEMENTATIONS, Edit, Implementation, write
+from scripts.trials.public_plants import HARMLESS, PLANTS, Plant
+from scripts.trials.public_transformers import IMPLEMENTATIONS, Edit, Implementation, write
 
 SECONDS = 120
 FOUND = ("named", "placed", "stopped")
@@ -72,7 +72,9 @@ def answer_of(adapter: Path) -> dict[str, Any]:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(adapter, sender))
     process.start()
-    answer = receiver.recv() if receiver.poll(SECONDS) else {"crash": f"no answer in {SECONDS} seconds"}
+    answer = (
+        receiver.recv() if receiver.poll(SECONDS) else {"crash": f"no answer in {SECONDS} seconds"}
+    )
     process.kill()
     process.join()
     return answer
@@ -109,7 +111,9 @@ def try_implementation(name: str, implementation: Implementation, checkout: Path
             return answer_of(write(implementation, checkout, Path(folder), edits))
 
     def alarms(answer: dict[str, Any], allowed: Collection[str]) -> list[str]:
-        reported = [each for each in answer.get("mistakes", ()) if each.partition(" (")[0] not in allowed]
+        reported = [
+            each for each in answer.get("mistakes", ()) if each.partition(" (")[0] not in allowed
+        ]
         return reported + [answer[key] for key in ("error", "crash") if key in answer]
 
     published = answer(())
@@ -131,11 +135,16 @@ def try_implementation(name: str, implementation: Implementation, checkout: Path
 
 
 def table(rows: Iterable[Row]) -> str:
-    lines = ["| implementation | read | false alarms | planted | " + " | ".join(OUTCOMES) + " |", "|---" * 9 + "|"]
+    lines = [
+        "| implementation | read | false alarms | planted | " + " | ".join(OUTCOMES) + " |",
+        "|---" * 9 + "|",
+    ]
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     total = Row("all")
     for row in rows:
-        lines.append(_line(row.name, row.refusal or "yes", str(len(row.alarms)), outcomes=row.outcomes))
+        lines.append(
+            _line(row.name, row.refusal or "yes", str(len(row.alarms)), outcomes=row.outcomes)
+        )
         total.alarms += row.alarms
         total.outcomes += row.outcomes
         for kind, outcomes in row.by_kind.items():
@@ -152,9 +161,13 @@ def _line(*cells: str, outcomes: Counter[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="+", choices=sorted(IMPLEMENTATIONS), default=list(IMPLEMENTATIONS))
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted(IMPLEMENTATIONS), default=list(IMPLEMENTATIONS)
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
 """Random recipes: each must end trained and saved, or in one line with status 2, and lose no file that was there.
 
-  python -m tests.trials.recipes --runs 300                    # prints the figures and every failure
-  python -m tests.trials.recipes --runs 1 --first 17 --show    # one case, with its recipe and its output
+  python -m scripts.trials.recipes --runs 300                    # prints the figures and every failure
+  python -m scripts.trials.recipes --runs 1 --first 17 --show    # one case, with its recipe and its output
 
 A case is a recipe of a tiny run of two updates, of which one to four fields are replaced by valid, edge or absurd
 values. Each case runs in a process of its own, forked after the imports, with a limit of its memory.
@@ -28,7 +28,11 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import run_command
@@ -36,7 +40,13 @@ from tests.trainer_helpers import TINY_RUN, write_pairs
 
 SECONDS = 120  # a case that takes longer hangs
 MEMORY = 12 * 2**30
-SAVED = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "all_results.json"}
+SAVED = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "all_results.json",
+}
 SPLITS, SIDES = ("train", "validation", "test"), ("source", "target")
 
 BASE: dict[str, Any] = TINY_RUN | {
@@ -49,17 +59,40 @@ BASE: dict[str, Any] = TINY_RUN | {
 }
 # Fields that are left alone, each with its reason.
 LEFT_OUT = {
-    **dict.fromkeys(("push_to_hub", "hub_token", "hub_strategy", "model_name_or_path"), "ask the Hub"),
-    **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), "compile for a minute"),
-    **dict.fromkeys(("use_cpu", "tf32", "fp16_full_eval", "bf16_full_eval"), "concern accelerators"),
-    **dict.fromkeys(("disable_tqdm", "log_level", "log_level_replica", "output_dir"), "concern this trial"),
+    **dict.fromkeys(
+        ("push_to_hub", "hub_token", "hub_strategy", "model_name_or_path"), "ask the Hub"
+    ),
+    **dict.fromkeys(
+        ("torch_compile", "torch_compile_backend", "torch_compile_mode"), "compile for a minute"
+    ),
+    **dict.fromkeys(
+        ("use_cpu", "tf32", "fp16_full_eval", "bf16_full_eval"), "concern accelerators"
+    ),
+    **dict.fromkeys(
+        ("disable_tqdm", "log_level", "log_level_replica", "output_dir"), "concern this trial"
+    ),
     "ddp_timeout": "waits for other processes",
 }
 NUMBERS: dict[type, list[Any]] = {
     int: [1, 2, 3, 8, 0, -1, 17, 2**31, 10**12],
     float: [0, 0.1, 0.5, 1, 2, -1, 1e-9, 1e30, float("nan"), float("inf")],
 }
-TEXTS = ["", "no", "null", "x", "../x", "a b", "☃", "-1", "1e3", "[", "train.source", "train.jsonl", ".", "none"]
+TEXTS = [
+    "",
+    "no",
+    "null",
+    "x",
+    "../x",
+    "a b",
+    "☃",
+    "-1",
+    "1e3",
+    "[",
+    "train.source",
+    "train.jsonl",
+    ".",
+    "none",
+]
 # Values that mean something for a field, so that more recipes are trained.
 CHOSEN: dict[str, list[Any]] = {
     "preset": ["base", "E", "C1", "gigantic"],
@@ -72,8 +105,21 @@ CHOSEN: dict[str, list[Any]] = {
     "tokens_per_update": [30, 100, 1, -1],
     "numbers_size": [10, 0, -3],
     "train": [
-        *(["train.jsonl"], ["numbers"], ["train.source", "train.target", "train.jsonl"], ["twice.csv"]),
-        *(["train.source"], ["notes.txt", "train.target"], ["missing.jsonl"], ["x"], ["."], ["-1"], ["☃", "a b"]),
+        *(
+            ["train.jsonl"],
+            ["numbers"],
+            ["train.source", "train.target", "train.jsonl"],
+            ["twice.csv"],
+        ),
+        *(
+            ["train.source"],
+            ["notes.txt", "train.target"],
+            ["missing.jsonl"],
+            ["x"],
+            ["."],
+            ["-1"],
+            ["☃", "a b"],
+        ),
     ],
     "train_weights": [[1], [2, 1], [0]],
     "tokenizer_name": ["tokenizer", "notes.txt", "missing"],
@@ -92,8 +138,26 @@ CHOSEN: dict[str, list[Any]] = {
     "deepspeed": [{}, "ds.json"],
     "fsdp": ["full_shard", "x"],
 }
-SOURCES = ["one", "two", "three", "twenty-one", "two hundred", "thirty-three", "one hundred and two", "forty"]
-TARGETS = ["eins", "zwei", "drei", "einundzwanzig", "zweihundert", "dreiunddreißig", "einhundertzwei", "vierzig"]
+SOURCES = [
+    "one",
+    "two",
+    "three",
+    "twenty-one",
+    "two hundred",
+    "thirty-three",
+    "one hundred and two",
+    "forty",
+]
+TARGETS = [
+    "eins",
+    "zwei",
+    "drei",
+    "einundzwanzig",
+    "zweihundert",
+    "dreiunddreißig",
+    "einhundertzwei",
+    "vierzig",
+]
 
 
 @dataclass
@@ -114,11 +178,19 @@ class Outcome:
     @property
     def kind(self) -> str:
         """For the figures."""
-        return "failed" if self.faults else "refused in one line" if self.status else "trained and saved"
+        return (
+            "failed"
+            if self.faults
+            else "refused in one line"
+            if self.status
+            else "trained and saved"
+        )
 
     @property
     def message(self) -> str:
-        return next((line for line in reversed(self.output.splitlines()) if line.startswith("error: ")), "")
+        return next(
+            (line for line in reversed(self.output.splitlines()) if line.startswith("error: ")), ""
+        )
 
 
 def candidates() -> dict[str, list[Any]]:
@@ -128,7 +200,9 @@ def candidates() -> dict[str, list[Any]]:
         hints = get_type_hints(each)
         for name in (each_field.name for each_field in fields(each)):
             if name not in LEFT_OUT and not name.startswith(("hub_", "trackio_")):
-                found[name] = CHOSEN.get(name, []) + values_of(hints[name]) * (name not in CHOSEN) + [None]
+                found[name] = (
+                    CHOSEN.get(name, []) + values_of(hints[name]) * (name not in CHOSEN) + [None]
+                )
     return found
 
 
@@ -149,8 +223,12 @@ def make_case(number: int, seed: int) -> tuple[dict[str, Any], str]:
     dice, pool = random.Random(f"{seed} {number}"), candidates()
     recipe = dict(BASE)
     for name in dice.sample(sorted(pool), dice.choice([1, 1, 1, 2, 2, 3, 4])):
-        recipe[name] = pool[name][int(len(pool[name]) * dice.random() ** 1.7)]  # more of the first, valid ones
-    before = dice.choices(["nothing", "an empty folder", "notes", "a run", "a file"], [6, 3, 3, 5, 1])[0]
+        recipe[name] = pool[name][
+            int(len(pool[name]) * dice.random() ** 1.7)
+        ]  # more of the first, valid ones
+    before = dice.choices(
+        ["nothing", "an empty folder", "notes", "a run", "a file"], [6, 3, 3, 5, 1]
+    )[0]
     if before == "a run" and dice.random() < 0.9:
         recipe["resume_from_checkpoint"] = True
     return recipe, before
@@ -186,12 +264,18 @@ def prepare(folder: Path, before: str, finished: Path) -> None:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def train(folder: Path, recipe: dict[str, Any]) -> Outcome:
     """Train in a forked process that sees nothing of the others."""
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8"
+    )
     log, start = folder / "output.log", time.monotonic()
     child = os.fork()
     if not child:
@@ -216,7 +300,9 @@ def in_child(folder: Path, log: Path) -> int:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(sink, stream)
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
+        sys.stdout, sys.stderr = (
+            os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2)
+        )
         run_command(lambda: run_training(*parse_recipe(["recipe.yaml"])) and None)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
@@ -237,13 +323,18 @@ def judge(outcome: Outcome, folder: Path, before: str, files: dict[str, bytes]) 
         # It was to be resumed or replaced, and training had begun.
         lost = [name for name in lost if not name.startswith("run/") or name == "run/notes.txt"]
     if outcome.status == 0:
-        missing = sorted(SAVED - {name.removeprefix("run/") for name in now if name.startswith("run/")})
+        missing = sorted(
+            SAVED - {name.removeprefix("run/") for name in now if name.startswith("run/")}
+        )
         if missing:
             faults.append(f"trained, but there is no {missing[0]}")
     elif outcome.status == 2:
         errors = [line for line in outcome.output.splitlines() if line.startswith("error: ")]
         if len(errors) != 1 or "Traceback" in outcome.output:
-            faults.append(f"{len(errors)} lines of error" + " and a traceback" * ("Traceback" in outcome.output))
+            faults.append(
+                f"{len(errors)} lines of error"
+                + " and a traceback" * ("Traceback" in outcome.output)
+            )
         elif outcome.output.rstrip().splitlines()[-1] != errors[0]:
             faults.append("the error has more than one line")
     else:
@@ -264,7 +355,9 @@ def make_template(folder: Path) -> Path:
     return folder / "run"
 
 
-def run_cases(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[tuple[int, dict[str, Any], str, Outcome]]:
+def run_cases(
+    numbers: Iterable[int], seed: int, folder: Path
+) -> Iterator[tuple[int, dict[str, Any], str, Outcome]]:
     """Run the cases in turn. Yields number, recipe, the earlier content of the output folder, and the outcome."""
     finished = make_template(folder / "template")
     for number in numbers:
@@ -279,7 +372,9 @@ def run_cases(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[tuple
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
@@ -290,15 +385,28 @@ def main() -> int:
         cases = range(arguments.first, arguments.first + arguments.runs)
         for number, recipe, before, outcome in run_cases(cases, arguments.seed, Path(folder)):
             ended[outcome.kind] += 1
-            changes = {name: value for name, value in recipe.items() if name not in BASE or value != BASE[name]}
-            print(f"{number:4} {outcome.seconds:5.1f} s {outcome.kind}: {changes}, before: {before}", flush=True)
+            changes = {
+                name: value
+                for name, value in recipe.items()
+                if name not in BASE or value != BASE[name]
+            }
+            print(
+                f"{number:4} {outcome.seconds:5.1f} s {outcome.kind}: {changes}, before: {before}",
+                flush=True,
+            )
             if outcome.message:
                 print(f"     {outcome.message}", flush=True)
             for fault in outcome.faults:
                 print(f"     FAULT {fault}", flush=True)
             if arguments.show or outcome.faults:
-                print("\n".join(f"     | {line}" for line in outcome.output.splitlines()[-12:]), flush=True)
-    print(f"{arguments.runs} recipes: " + ", ".join(f"{count} {kind}" for kind, count in sorted(ended.items())))
+                print(
+                    "\n".join(f"     | {line}" for line in outcome.output.splitlines()[-12:]),
+                    flush=True,
+                )
+    print(
+        f"{arguments.runs} recipes: "
+        + ", ".join(f"{count} {kind}" for kind, count in sorted(ended.items()))
+    )
     return 1 if ended["failed"] else 0
 
 

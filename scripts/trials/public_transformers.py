@@ -1,4 +1,4 @@
-"""Public implementations of the Transformer that `tests.trials.check` reads, and how each is built.
+"""Public implementations of the Transformer that `scripts.trials.check` reads, and how each is built.
 
 No code of theirs is here: a checkout has it. An adapter builds the model with small sizes and calls it. An edit
 replaces a few characters of a file.
@@ -71,7 +71,9 @@ class Implementation:
         return f"git clone {url} {self.owner} && git -C {self.owner} checkout {self.commit}"
 
 
-def write(implementation: Implementation, checkout: Path, folder: Path, edits: Collection[Edit]) -> Path:
+def write(
+    implementation: Implementation, checkout: Path, folder: Path, edits: Collection[Edit]
+) -> Path:
     """Write the files of an implementation, with edits, and return its adapter.
 
     Raises:
@@ -380,7 +382,9 @@ class Mine(nn.Module):
         return self.model.generator(output).transpose(0, 1)
 """,
         files=("labml_nn/transformers/*.py",),
-        cuts={"labml_nn/utils/__init__.py": (Cut("labml_nn/utils/__init__.py", "clone_module_list"),)},
+        cuts={
+            "labml_nn/utils/__init__.py": (Cut("labml_nn/utils/__init__.py", "clone_module_list"),)
+        },
         stubs={
             "labml_nn/__init__.py": "",
             "labml_nn/transformers/__init__.py": "",

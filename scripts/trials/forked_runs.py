@@ -55,7 +55,9 @@ def write_pairs(folder: Path) -> dict[str, Path]:
     """Three files of pairs, as arguments of a run."""
     files = {}
     for name, count in (("train", 96), ("validation", 8), ("test", 8)):
-        rows = [f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(count)]
+        rows = [
+            f"{number} and {number + 1}\t{number} und {number + 1}\n" for number in range(count)
+        ]
         files[name] = folder / f"{name}.tsv"
         files[name].write_text("source\ttarget\n" + "".join(rows))
     return files
@@ -72,7 +74,14 @@ class ForkedRun:
         slow: whether phases are slowed down.
     """
 
-    def __init__(self, settings: dict[str, Any], cache: Path, log: Path, processes: int = 1, slow: bool = False):
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        cache: Path,
+        log: Path,
+        processes: int = 1,
+        slow: bool = False,
+    ):
         self.log = log
         reader, writer = os.pipe()
         self._phases = os.fdopen(reader, "rb", buffering=0)
@@ -87,7 +96,13 @@ class ForkedRun:
             if not pid:
                 ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
                 os.setpgid(0, self.pids[0] if self.pids else 0)
-                _train(settings, cache, log, environment | ranks, writer if slow and rank == 0 else None)
+                _train(
+                    settings,
+                    cache,
+                    log,
+                    environment | ranks,
+                    writer if slow and rank == 0 else None,
+                )
             os.setpgid(pid, self.pids[0] if self.pids else pid)
             self.pids.append(pid)
         os.close(writer)
@@ -141,7 +156,13 @@ class ForkedRun:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def _train(settings: dict[str, Any], cache: Path, log: Path, environment: dict[str, str], writer: int | None) -> None:
+def _train(
+    settings: dict[str, Any],
+    cache: Path,
+    log: Path,
+    environment: dict[str, str],
+    writer: int | None,
+) -> None:
     """In the forked process: train as `vanilla-transformer train` does, then exit."""
     status = 1
     try:
@@ -175,7 +196,9 @@ def _run(settings: dict[str, Any]) -> None:
     run.run_training(*parse_recipe(as_flags(settings)))
 
 
-def _reported(function: Callable[..., Any], phase: str, seconds: float, writer: int) -> Callable[..., Any]:
+def _reported(
+    function: Callable[..., Any], phase: str, seconds: float, writer: int
+) -> Callable[..., Any]:
     def reported(*arguments: Any, **settings: Any) -> Any:
         os.write(writer, f"{phase}\n".encode())
         time.sleep(seconds)

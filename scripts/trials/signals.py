@@ -1,6 +1,6 @@
 """Signals at random moments of a run: whatever it was doing, the resumed run must end as an undisturbed one.
 
-    python -m tests.trials.signals --trials 30 --processes 1 2
+    python -m scripts.trials.signals --trials 30 --processes 1 2
 
 Each trial sends SIGINT, SIGTERM or SIGKILL in a random phase (reading, tokenizer training, training, evaluating,
 saving, testing), to all processes or to one, then resumes with `--resume_from_checkpoint auto`. The weights of the
@@ -19,11 +19,25 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.trials.forked_runs import PHASES, SETTINGS, ForkedRun, empty_folder, import_libraries, write_pairs
+from scripts.trials.forked_runs import (
+    PHASES,
+    SETTINGS,
+    ForkedRun,
+    empty_folder,
+    import_libraries,
+    write_pairs,
+)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 # How often a phase begins, about: a trial picks one of these.
-TIMES = {"reading": 1, "tokenizer training": 1, "training": 12, "evaluating": 14, "saving": 3, "testing": 1}
+TIMES = {
+    "reading": 1,
+    "tokenizer training": 1,
+    "training": 12,
+    "evaluating": 14,
+    "saving": 3,
+    "testing": 1,
+}
 RUNS: dict[str, dict[str, Any]] = {
     "best of checkpoints": {
         **{
@@ -51,15 +65,24 @@ def outcome(folder: Path) -> tuple[bytes, dict[str, Any]]:
     return (folder / "model.safetensors").read_bytes(), {name: results.get(name) for name in SCORES}
 
 
-def undisturbed(folder: Path, settings: dict[str, Any], processes: int) -> tuple[bytes, dict[str, Any]]:
-    run = ForkedRun(settings | {"output_dir": folder / "run"}, folder / "cache", folder / "log", processes)
+def undisturbed(
+    folder: Path, settings: dict[str, Any], processes: int
+) -> tuple[bytes, dict[str, Any]]:
+    run = ForkedRun(
+        settings | {"output_dir": folder / "run"}, folder / "cache", folder / "log", processes
+    )
     statuses = run.wait(300)
     assert not any(statuses), run.output()
     return outcome(folder / "run")
 
 
 def trial(
-    folder: Path, settings: dict[str, Any], processes: int, phase: str, dice: random.Random, expected: Any
+    folder: Path,
+    settings: dict[str, Any],
+    processes: int,
+    phase: str,
+    dice: random.Random,
+    expected: Any,
 ) -> str:
     """Interrupt a run and resume it. Returns a description. An AssertionError is a fault."""
     number = dice.choice(SIGNALS)
@@ -80,28 +103,44 @@ def trial(
         assert set(statuses) <= permitted, f"{what}: statuses {statuses}\n{printed}"
         if rank is None:
             assert "Traceback" not in printed, f"{what}\n{printed}"
-        assert printed.count("stopping: ") <= 1 and printed.count("error: ") <= 1, f"{what}\n{printed}"
+        assert printed.count("stopping: ") <= 1 and printed.count("error: ") <= 1, (
+            f"{what}\n{printed}"
+        )
         if "is complete: resume" in printed:
             named = printed.split("; ")[-1].split(" is complete")[0].split()[-1]
             assert (Path(named) / "trainer_state.json").is_file(), printed
             what += ": saved"
         else:
             what += ": at once"
-        assert not (folder / "run" / "all_results.json").exists(), "an interrupted run looks finished"
-    resumed = ForkedRun(settings | {"resume_from_checkpoint": "auto"}, folder / "cache", folder / "log 2", processes)
+        assert not (folder / "run" / "all_results.json").exists(), (
+            "an interrupted run looks finished"
+        )
+    resumed = ForkedRun(
+        settings | {"resume_from_checkpoint": "auto"}, folder / "cache", folder / "log 2", processes
+    )
     if any(resumed.wait(300)):
-        raise AssertionError(f"{what}: the run does not resume\n{printed}\n--- resumed\n{resumed.output()}")
+        raise AssertionError(
+            f"{what}: the run does not resume\n{printed}\n--- resumed\n{resumed.output()}"
+        )
     weights, scores = outcome(folder / "run")
-    assert scores == expected[1], f"{what}: {scores}, not {expected[1]}\n{printed}\n--- resumed\n{resumed.output()}"
-    assert weights == expected[0], f"{what}: other weights\n{printed}\n--- resumed\n{resumed.output()}"
+    assert scores == expected[1], (
+        f"{what}: {scores}, not {expected[1]}\n{printed}\n--- resumed\n{resumed.output()}"
+    )
+    assert weights == expected[0], (
+        f"{what}: other weights\n{printed}\n--- resumed\n{resumed.output()}"
+    )
     left = {path.name for path in (folder / "run").iterdir()} & {".saving", ".lock"}
     assert not left, f"{what}: left {left}"
     return what
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=30, help="for each number of processes (default 30)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trials", type=int, default=30, help="for each number of processes (default 30)"
+    )
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="default 1 2")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -123,7 +162,9 @@ def main() -> int:
                         expected[name] = undisturbed(folder, settings, processes)
                 with empty_folder(root / "trial") as folder:
                     try:
-                        what = trial(folder, settings, processes, phases.pop(), dice, expected[name])
+                        what = trial(
+                            folder, settings, processes, phases.pop(), dice, expected[name]
+                        )
                         counts[what.rpartition(": ")[2]] += 1
                     except (AssertionError, TimeoutError) as error:
                         faults += 1

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from tests.trials.public_transformers import Edit
+from scripts.trials.public_transformers import Edit
 
 
 class Plant(NamedTuple):
@@ -60,9 +60,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     "hkproj": (
         plant(INVERTED, "model.py", "(mask == 0", "(mask == 1"),
         plant(EMBEDDING_SCALE, "model.py", " * math.sqrt(self.d_model)", ""),
-        plant(EMBEDDING_SCALE, "model.py", " * math.sqrt(self.d_model)", " / math.sqrt(self.d_model)"),
+        plant(
+            EMBEDDING_SCALE, "model.py", " * math.sqrt(self.d_model)", " / math.sqrt(self.d_model)"
+        ),
         plant(RESIDUAL, "model.py", "return x + self.dropout", "return self.dropout"),
-        plant(RESIDUAL, "model.py", "return x + self.dropout", "return self.norm(x) + self.dropout"),
+        plant(
+            RESIDUAL, "model.py", "return x + self.dropout", "return self.norm(x) + self.dropout"
+        ),
         plant(FINAL_NORM, "model.py", "return self.norm(x)", "return x", "encoder"),
         plant(FINAL_NORM, "model.py", "return self.norm(x)", "return x", "decoder", count=-1),
         plant(MEMORY, "model.py", "encoder_output, encoder_output, src_mask", "x, x, tgt_mask"),
@@ -74,14 +78,22 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(HEADS, "model.py", "x.transpose(1, 2).contiguous()", "x.contiguous()"),
         plant(SHARED, "model.py", "key = self.w_k(k)", "key = self.w_q(k)"),
         plant(SHARED, "model.py", "value = self.w_v(v)", "value = self.w_k(v)"),
-        plant(LAYERS, "model.py", "for layer in self.layers:", "for layer in self.layers[1:]:", "encoder"),
+        plant(
+            LAYERS,
+            "model.py",
+            "for layer in self.layers:",
+            "for layer in self.layers[1:]:",
+            "encoder",
+        ),
     ),
     "harvardnlp": (
         plant(SHARED, "annotated.py", "c(attn), c(attn)", "attn, attn", "cross-attention"),
         plant(SHARED, "annotated.py", "copy.deepcopy(module)", "module"),
         plant(INVERTED, "annotated.py", "(mask == 0", "(mask == 1"),
         plant(CAUSAL, "annotated.py", "diagonal=1)", "diagonal=0)"),
-        plant(LAYERS, "annotated.py", "mask)\n        return", "mask)\n            return", "encoder"),
+        plant(
+            LAYERS, "annotated.py", "mask)\n        return", "mask)\n            return", "encoder"
+        ),
         several(
             ORDER,
             "annotated.py",
@@ -90,14 +102,24 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
             ("m, m, visible)", "m, m, src_mask)"),
             where="cross-attention",
         ),
-        plant(RESIDUAL, "annotated.py", "self.dropout(sublayer(self.norm(x)))", "self.norm(sublayer(x))"),
+        plant(
+            RESIDUAL,
+            "annotated.py",
+            "self.dropout(sublayer(self.norm(x)))",
+            "self.norm(sublayer(x))",
+        ),
         plant(NORM, "annotated.py", "(std + self.eps)", "(std**2 + self.eps)"),
         plant(NORM, "annotated.py", " + self.b_2", ""),
         plant(NORM, "annotated.py", "eps=1e-6", "eps=0.1"),
         plant(NORM, "annotated.py", "x.mean(-1, keepdim=True)", "x.mean()"),
         plant(ACTIVATION, "annotated.py", ".relu()", ""),
         plant(ATTENTION_SCALE, "annotated.py", "/ math.sqrt(d_k)", "/ d_k"),
-        plant(SOFTMAX, "annotated.py", "p_attn = scores.softmax(dim=-1)", "p_attn = scores.softmax(dim=-3)"),
+        plant(
+            SOFTMAX,
+            "annotated.py",
+            "p_attn = scores.softmax(dim=-1)",
+            "p_attn = scores.softmax(dim=-3)",
+        ),
         several(
             SOFTMAX,
             "annotated.py",
@@ -108,7 +130,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(BATCH, "annotated.py", "self.pe[:, : x.size(1)]", "self.pe[0, : x.size(0), None]"),
     ),
     "bentrevett": (
-        plant(LAYERS, "seq2seq.py", "src = layer(src, src_mask)", "src = layer(src, src_mask); break", "encoder"),
+        plant(
+            LAYERS,
+            "seq2seq.py",
+            "src = layer(src, src_mask)",
+            "src = layer(src, src_mask); break",
+            "encoder",
+        ),
         several(
             LAYERS,
             "seq2seq.py",
@@ -135,7 +163,9 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(CAUSAL, "seq2seq.py", " & trg_sub_mask", ""),
         plant(POSITIONS, "seq2seq.py", " + self.pos_embedding(pos)", "", "decoder", count=-1),
         plant(RESIDUAL, "seq2seq.py", "ff_layer_norm(src + ", "ff_layer_norm(", "encoder"),
-        plant(SHARED, "seq2seq.py", "enc_attn_layer_norm(trg", "self_attn_layer_norm(trg", "decoder"),
+        plant(
+            SHARED, "seq2seq.py", "enc_attn_layer_norm(trg", "self_attn_layer_norm(trg", "decoder"
+        ),
         plant(SHARED, "seq2seq.py", "K = self.fc_k(key)", "K = self.fc_q(key)"),
     ),
     "hyunwoongko": (
@@ -145,8 +175,16 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(NORM, "models/layers/layer_norm.py", "(x - mean)", "x"),
         plant(NORM, "models/layers/layer_norm.py", "self.gamma * out", "out"),
         plant(CAUSAL, "models/model/transformer.py", " & trg_sub_mask", ""),
-        plant(CAUSAL, "models/model/transformer.py", "(trg_len, trg_len))", "(trg_len, trg_len), 1)"),
-        plant(PADDING, "models/blocks/decoder_layer.py", "mask=src_mask", "mask=None", "cross-attention"),
+        plant(
+            CAUSAL, "models/model/transformer.py", "(trg_len, trg_len))", "(trg_len, trg_len), 1)"
+        ),
+        plant(
+            PADDING,
+            "models/blocks/decoder_layer.py",
+            "mask=src_mask",
+            "mask=None",
+            "cross-attention",
+        ),
         several(
             POSITIONS,
             "models/embedding/positional_encoding.py",
@@ -175,12 +213,26 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(EMBEDDING_SCALE, "layers.py", "x = x * math.sqrt(d_model)", ""),
         plant(ATTENTION_SCALE, "layers.py", "math.sqrt(d_k)", "math.sqrt(d_model)"),
         plant(ACTIVATION, "layers.py", "self.relu(", "torch.sigmoid("),
-        plant(PADDING, "layers.py", "e_output, mask=e_mask", "e_output, mask=None", "cross-attention"),
-        plant(FINAL_NORM, "transformer.py", "return self.layer_norm(x)", "return x", "decoder", count=-1),
+        plant(
+            PADDING, "layers.py", "e_output, mask=e_mask", "e_output, mask=None", "cross-attention"
+        ),
+        plant(
+            FINAL_NORM,
+            "transformer.py",
+            "return self.layer_norm(x)",
+            "return x",
+            "decoder",
+            count=-1,
+        ),
     ),
     "aladdinpersson": (
         plant(INVERTED, _ALADDIN, "mask == 0", "mask == 1"),
-        plant(CAUSAL, _ALADDIN, "torch.tril(torch.ones((trg_len, trg_len)))", "torch.ones((trg_len, trg_len))"),
+        plant(
+            CAUSAL,
+            _ALADDIN,
+            "torch.tril(torch.ones((trg_len, trg_len)))",
+            "torch.ones((trg_len, trg_len))",
+        ),
         plant(SOFTMAX, _ALADDIN, "dim=3)", "dim=2)"),
         plant(RESIDUAL, _ALADDIN, "forward + x", "forward", "feed-forward"),
         plant(RESIDUAL, _ALADDIN, "attention + x", "attention", "decoder"),
@@ -188,9 +240,20 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "gordicaleksa": (
         plant(INVERTED, _GORDIC, "torch.tensor(False)", "torch.tensor(True)"),
-        plant(SHARED, _GORDIC, "= copy.deepcopy(multi_headed_attention)", "= multi_headed_attention", count=2),
+        plant(
+            SHARED,
+            _GORDIC,
+            "= copy.deepcopy(multi_headed_attention)",
+            "= multi_headed_attention",
+            count=2,
+        ),
         plant(ATTENTION_SCALE, _GORDIC, "math.sqrt(self.head_dimension)", "self.head_dimension"),
-        plant(RESIDUAL, _GORDIC, "return representations_batch +", "return self.norm(representations_batch) +"),
+        plant(
+            RESIDUAL,
+            _GORDIC,
+            "return representations_batch +",
+            "return self.norm(representations_batch) +",
+        ),
         plant(
             ACTIVATION,
             _GORDIC,
@@ -221,7 +284,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(ATTENTION_SCALE, _TUNZ, "q.mul_(self.scale)", "pass"),
         plant(MASK_VALUE, _TUNZ, "-1e9", "0.0"),
         plant(EMBEDDING_SCALE, _TUNZ, "input_embedded *= self.emb_scale", "pass", "encoder"),
-        plant(SHARED, _TUNZ, "self.enc_dec_attention_norm(x)", "self.self_attention_norm(x)", "decoder"),
+        plant(
+            SHARED,
+            _TUNZ,
+            "self.enc_dec_attention_norm(x)",
+            "self.self_attention_norm(x)",
+            "decoder",
+        ),
         plant(LAYERS, _TUNZ, "enumerate(self.layers)", "enumerate(self.layers[:-1])", "decoder"),
     ),
     "graykode": (
@@ -247,7 +316,9 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
             ("v_2, src_mask)", "v_2, trg_mask)"),
             where="cross-attention",
         ),
-        plant(MEMORY, _BRANDO, "k_2 = self.W_k_2(encoder_output)", "k_2 = self.W_k_2(mha_layer_1_out)"),
+        plant(
+            MEMORY, _BRANDO, "k_2 = self.W_k_2(encoder_output)", "k_2 = self.W_k_2(mha_layer_1_out)"
+        ),
         plant(
             HEADS,
             "architectures/multi_head_attention.py",
@@ -295,7 +366,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(INVERTED, "chapter.py", "< valid_len", "> valid_len"),
         plant(POSITIONS, "chapter.py", "torch.cos", "torch.sin"),
         plant(
-            HEADS, "chapter.py", "X.permute(0, 2, 1, 3)", "X.reshape(X.shape[0], X.shape[2], X.shape[1], -1)", count=-1
+            HEADS,
+            "chapter.py",
+            "X.permute(0, 2, 1, 3)",
+            "X.reshape(X.shape[0], X.shape[2], X.shape[1], -1)",
+            count=-1,
         ),
     ),
     "datawhalechina": (),

@@ -1,11 +1,11 @@
-"""`python -m tests.trials.generate` compares `generate` with transformers' own loop, for random models and arguments.
+"""`python -m scripts.trials.generate` compares `generate` with transformers' loop, for random models and arguments.
 
 A case is a tiny model, the engine that decodes, and a few requests: random batches and arguments, and before each but
 the first perhaps a change of the model, such as an optimizer's step. After every request transformers' loop translates
 with the modules of the same model. It knows neither our search nor our decoders, so that stale packed weights show as
 well as mistakes of the search.
 
-    python -m tests.trials.generate --cases 2000 --seed 0
+    python -m scripts.trials.generate --cases 2000 --seed 0
 
 prints what was tried, and every case with a difference. A tie is none: there changes of the weights as small as
 rounding make transformers' loop give both answers.
@@ -28,7 +28,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, set_seed
 from transformers.utils import logging
 
-from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
+from hf_vanilla_transformer.configuration_vanilla_transformer import (
+    LAYER_NORM_POSITIONS,
+    POSITION_ENCODING_TYPES,
+)
 from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
 from tests.engine.model_changes import CHANGES, TEMPORARY_CHANGES
@@ -39,7 +42,9 @@ from tests.search_helpers import AS_DICT, Model, by_transformers, source, varied
 VOCABULARY = 24  # tokens that `source` draws from
 LONGEST = 9  # tokens of a source
 ENGINES = ["modules", "packed", "prepacked", "captured"]
-NO_HYPOTHESIS = -1e6  # transformers' score of a row without one is below, whatever its length penalty
+NO_HYPOTHESIS = (
+    -1e6
+)  # transformers' score of a row without one is below, whatever its length penalty
 # The difference allowed of scores, relative to the largest, and the change of weights to find ties.
 # In bfloat16 kernels differ by so much that tokens do: tests/engine/test_packed_decoder.py compares its logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -103,7 +108,9 @@ class AllowedTokens:
     start: int
 
     def __call__(self, sentence: int, tokens: Tensor) -> list[int]:
-        first = FIRST_WORD + (self.start + 3 * sentence + 5 * len(tokens)) % (VOCABULARY - FIRST_WORD - 6)
+        first = FIRST_WORD + (self.start + 3 * sentence + 5 * len(tokens)) % (
+            VOCABULARY - FIRST_WORD - 6
+        )
         return [EOS, *range(first, first + 6)]
 
 
@@ -119,7 +126,9 @@ class Favour:
 
 
 ordinary_tokens = st.integers(FIRST_WORD, VOCABULARY - 1)
-ends = st.one_of(st.just(EOS), st.none(), st.lists(ordinary_tokens, max_size=2).map(lambda more: [EOS, *more]))
+ends = st.one_of(
+    st.just(EOS), st.none(), st.lists(ordinary_tokens, max_size=2).map(lambda more: [EOS, *more])
+)
 lists_of_tokens = st.lists(ordinary_tokens, min_size=1, max_size=4, unique=True)
 
 # Every documented argument that decides which tokens a search finds. `num_beams`, `length_penalty` and a limit are
@@ -133,9 +142,13 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "encoder_no_repeat_ngram_size": st.integers(1, 3),
     "repetition_penalty": st.floats(0.5, 2.0),
     "encoder_repetition_penalty": st.floats(0.5, 2.0),
-    "bad_words_ids": st.lists(st.lists(ordinary_tokens, min_size=1, max_size=2), min_size=1, max_size=3),
+    "bad_words_ids": st.lists(
+        st.lists(ordinary_tokens, min_size=1, max_size=2), min_size=1, max_size=3
+    ),
     "sequence_bias": st.lists(
-        st.tuples(st.lists(ordinary_tokens, min_size=1, max_size=2), st.floats(-4.0, 4.0)).map(list),
+        st.tuples(st.lists(ordinary_tokens, min_size=1, max_size=2), st.floats(-4.0, 4.0)).map(
+            list
+        ),
         **{"min_size": 1, "max_size": 3, "unique_by": lambda pair: tuple(pair[0])},
     ),
     "forced_bos_token_id": ordinary_tokens,
@@ -164,7 +177,10 @@ LIMITS: dict[str, st.SearchStrategy[int]] = {
 }
 UNCOVERED = ("do_sample", "output_scores", "output_attentions")  # by our search
 CALLABLES = ("prefix_allowed_tokens_fn", "logits_processor")
-READ_IDS = ("encoder_no_repeat_ngram_size", "encoder_repetition_penalty")  # of the source, given as ids
+READ_IDS = (
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+)  # of the source, given as ids
 
 
 @st.composite
@@ -197,32 +213,51 @@ def requests(draw: st.DrawFn) -> Request:
     arguments["num_beams"] = draw(st.sampled_from([1, 2, 3, 4, 5]))
     arguments["length_penalty"] = draw(st.sampled_from([-0.5, 0.0, 0.6, 1.0, 2.0]))
     if "num_return_sequences" in names:
-        arguments["num_return_sequences"] = min(arguments["num_return_sequences"], arguments["num_beams"])
+        arguments["num_return_sequences"] = min(
+            arguments["num_return_sequences"], arguments["num_beams"]
+        )
     by_their_loop = set(UNCOVERED) & {*names} or not arguments.get("use_cache", True)
-    limit = draw(st.sampled_from(["max_length", "max_new_tokens"] if by_their_loop else sorted(LIMITS)))
-    if arguments.get("forced_bos_token_id") in arguments.get("suppress_tokens", ()):  # which transformers refuses
+    limit = draw(
+        st.sampled_from(["max_length", "max_new_tokens"] if by_their_loop else sorted(LIMITS))
+    )
+    if arguments.get("forced_bos_token_id") in arguments.get(
+        "suppress_tokens", ()
+    ):  # which transformers refuses
         del arguments["suppress_tokens"]
-    suppressed = [*arguments.get("suppress_tokens", ()), *arguments.get("begin_suppress_tokens", ())]
-    if arguments.get("forced_eos_token_id") in suppressed:  # every token has probability 0: transformers returns none
+    suppressed = [
+        *arguments.get("suppress_tokens", ()),
+        *arguments.get("begin_suppress_tokens", ()),
+    ]
+    if (
+        arguments.get("forced_eos_token_id") in suppressed
+    ):  # every token has probability 0: transformers returns none
         del arguments["forced_eos_token_id"]
-    if arguments.get("eos_token_id", EOS) is None:  # without an end transformers' processor raises a RuntimeError
+    if (
+        arguments.get("eos_token_id", EOS) is None
+    ):  # without an end transformers' processor raises a RuntimeError
         arguments.pop("exponential_decay_length_penalty", None)
     prefix = draw(st.sampled_from([1, 1, 2, 4]))
     arguments[limit] = draw(LIMITS[limit]) + (prefix if limit == "max_length" else 0)
     ways = ["input_ids", "inputs", "config"]
     if not set(READ_IDS) & {*names}:
         ways += ["encoder_outputs", "inputs_embeds"]
-    if not by_their_loop and not {*READ_IDS, "prefix_allowed_tokens_fn"} & {*names}:  # which refuse it
+    if not by_their_loop and not {*READ_IDS, "prefix_allowed_tokens_fn"} & {
+        *names
+    }:  # which refuse it
         ways += ["next_batch"]
     given_as = draw(st.sampled_from(ways))
-    if given_as == "config" and arguments.get("eos_token_id", EOS) is None:  # which means the model's own there
+    if (
+        given_as == "config" and arguments.get("eos_token_id", EOS) is None
+    ):  # which means the model's own there
         del arguments["eos_token_id"]
     return Request(
         lengths=draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=5)),
         left=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
         given_as=given_as,
-        mask=draw(st.sampled_from(["of padding", "of padding", "none", "with holes", "with an empty row"])),
+        mask=draw(
+            st.sampled_from(["of padding", "of padding", "none", "with holes", "with an empty row"])
+        ),
         prefix=prefix,
         arguments=arguments,
     )
@@ -254,7 +289,9 @@ def cases(draw: st.DrawFn) -> Case:
 def engine(name: str) -> Iterator[None]:
     """Small weights are packed as large ones are."""
     with (
-        mock.patch.object(linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED),
+        mock.patch.object(
+            linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED
+        ),
         recording(Recorder(), steps_at_once=3) if name == "captured" else nullcontext(),
     ):
         yield
@@ -329,7 +366,9 @@ def inputs_of(request: Request) -> dict[str, Tensor]:
     if request.prefix > 1:
         draw = torch.Generator().manual_seed(request.seed)
         more = torch.randint(FIRST_WORD, VOCABULARY, (1, request.prefix - 1), generator=draw)
-        inputs["decoder_input_ids"] = torch.cat([torch.tensor([[START]]), more], dim=1).repeat(len(mask), 1)
+        inputs["decoder_input_ids"] = torch.cat([torch.tensor([[START]]), more], dim=1).repeat(
+            len(mask), 1
+        )
     return inputs
 
 
@@ -356,7 +395,10 @@ def by_us(model: Model, request: Request) -> Found:
 def with_the_rest_later(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """The first half of a batch, and a `next_batch` that brings the others."""
     ids = inputs["input_ids"]
-    mask, waiting = inputs.get("attention_mask", ids.ne(PAD).long()), list(range((len(ids) + 1) // 2, len(ids)))
+    mask, waiting = (
+        inputs.get("attention_mask", ids.ne(PAD).long()),
+        list(range((len(ids) + 1) // 2, len(ids))),
+    )
 
     def next_batch(count: int) -> tuple[Tensor, Tensor] | None:
         some, waiting[:] = waiting[:count], waiting[count:]
@@ -369,11 +411,16 @@ def with_the_rest_later(inputs: dict[str, Tensor]) -> dict[str, Any]:
 def by_their_loop(model: Model, request: Request) -> Found:
     """By transformers, whose limits are those of a batch: for limits of their own, one sentence at a time."""
     inputs, arguments = inputs_of(request), {**request.arguments, **AS_DICT, "output_scores": True}
-    inputs.setdefault("attention_mask", inputs["input_ids"].ne(PAD).long())  # it makes none for the decoder
+    inputs.setdefault(
+        "attention_mask", inputs["input_ids"].ne(PAD).long()
+    )  # it makes none for the decoder
     set_seed(request.seed)
     if "max_length_over_source" not in arguments:
         return rows_of(by_transformers(model, **inputs, **arguments))
-    over, allowed = arguments.pop("max_length_over_source"), arguments.get("prefix_allowed_tokens_fn")
+    over, allowed = (
+        arguments.pop("max_length_over_source"),
+        arguments.get("prefix_allowed_tokens_fn"),
+    )
     translations, scores = list[list[int]](), list[float]()
     for row in range(len(request.lengths)):
         sentence = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
