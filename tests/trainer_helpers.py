@@ -1,5 +1,6 @@
 """Random sentence pairs, settings and launchers that the tests of training share."""
 
+import json
 import os
 import random
 import subprocess
@@ -19,6 +20,7 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.trainer.objectives import consistency
 from tests.model_helpers import PAD, SMALL_SIZES, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
 from tests.model_helpers import error_of as error_of
@@ -77,6 +79,17 @@ def assert_same_model(first: Path, second: Path, rtol: float = 0, atol: float = 
     """The saved weights of two folders are equal, or within tolerances."""
     expected, actual = (load_file(folder / "model.safetensors") for folder in (first, second))
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The updates of the complete checkpoints of a run."""
+    return [int(path.name.removeprefix("checkpoint-")) for path in complete_checkpoints(folder)]
+
+
+def change_json(file: Path, **fields: Any) -> None:
+    """Change these fields of an object in a file."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | fields), encoding="utf-8")
 
 
 def random_pairs(count: int, seed: int = 0) -> Rows:
