@@ -12,7 +12,6 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run import precision
-from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from tests import trainer_helpers
 from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import (
@@ -23,6 +22,7 @@ from tests.trainer_helpers import (
     make_trainer,
     random_pairs,
     run_tiny,
+    saved_steps,
     write_pairs,
 )
 
@@ -30,34 +30,27 @@ TOKENS = {"max_tokens_per_batch": 60, "tokens_per_update": 80}
 
 
 def trained(folder, data=None, model=None, **settings):
-    data = Dataset.from_list(random_pairs(32)) if data is None else data
+    data = data or Dataset.from_list(random_pairs(32))
     model = model or tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
     return trainer_helpers.trained(folder, data, model, **SAVING | settings)
 
 
-def steps_of(checkpoints):
-    return [int(path.name.removeprefix("checkpoint-")) for path in checkpoints]
+def by_tokens(folder, steps=3, **settings):
+    return trained(folder, max_steps=steps, **TOKENS | settings)
+
+
+def refusal(folder, **settings):
+    """What refuses to go on with a run."""
+    return error_of(by_tokens, folder, **{"resume": True, **settings})
 
 
 # 1. The last checkpoint of the run
 
 
-def test_older_checkpoint_needs_a_new_output_dir(run, tmp_path):
-    older = run / "checkpoint-1"
-    message = error_of(trained, run, max_steps=3, resume=str(older), **TOKENS)
-    assert "resume_from_checkpoint" in message and "checkpoint-2" in message and "output_dir" in message
-    assert steps_of(complete_checkpoints(run)) == [1, 2]
-    continued = trained(tmp_path / "new", max_steps=3, resume=older, **TOKENS)
-    assert continued.state.global_step == 3 and steps_of(complete_checkpoints(tmp_path / "new")) == [2, 3]
-
-
-# 2. What the checkpoint must contain
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    trained(folder, max_steps=2, **TOKENS)
+    by_tokens(folder, steps=2)
     return folder
 
 
@@ -67,46 +60,70 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
+def test_older_checkpoint_needs_a_new_output_dir(run, tmp_path):
+    older = run / "checkpoint-1"
+    message = refusal(run, resume=str(older))
+    for part in ("resume_from_checkpoint", "checkpoint-2", "output_dir"):
+        assert part in message
+    assert saved_steps(run) == [1, 2]
+    continued = by_tokens(tmp_path / "new", resume=older)
+    assert continued.state.global_step == 3
+    assert saved_steps(tmp_path / "new") == [2, 3]
+
+
+# 2. What the checkpoint must contain
+
 STATE = ["optimizer.pt", "scheduler.pt", "rng_state.pth"]
-DAMAGE = [("removed", name) for name in STATE]
-DAMAGE += [(damage, name) for damage in ("cut", "changed") for name in (*STATE, "run_state.json")]
 
 
-@pytest.mark.parametrize(("damage", "name"), [*DAMAGE, ("cut", "model.safetensors")])
-def test_resume_from_a_damaged_checkpoint_is_refused(run, damage, name):
-    file = run / "checkpoint-2" / name
+def cut(file):
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def change(file):
     content = bytearray(file.read_bytes())
     middle = len(content) // 2
-    if damage == "removed":
-        file.unlink()
-    elif damage == "cut":
-        file.write_bytes(content[:middle])
-    else:
-        content[middle - 40 : middle] = b"\xff" * 40
-        file.write_bytes(content)
-    message = error_of(trained, run, max_steps=3, resume=True, **TOKENS)
+    content[middle - 40 : middle] = b"\xff" * 40
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_resume_without_a_file_of_the_checkpoint_is_refused(run, name):
+    (run / "checkpoint-2" / name).unlink()
+    message = refusal(run)
     assert "checkpoint-2" in message
-    if name != "model.safetensors":
-        assert name in message
-        assert damage == "removed" or "damaged" in message and "delete checkpoint-2" in message
+    assert name in message
 
 
-def test_resume_with_weights_of_another_model_is_refused(run):
-    message = error_of(
-        trained, run, model=tiny_model(encoder_layers=2, dropout=0.3), max_steps=3, resume=True, **TOKENS
-    )
-    assert "checkpoint-2 was trained with 1" in message and "encoder_layers: 2" in message
+@pytest.mark.parametrize("damage", [cut, change])
+@pytest.mark.parametrize("name", [*STATE, "run_state.json"])
+def test_resume_from_a_damaged_checkpoint_is_refused(run, damage, name):
+    damage(run / "checkpoint-2" / name)
+    message = refusal(run)
+    for part in (name, "damaged", "delete checkpoint-2"):
+        assert part in message
 
 
 def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
-    logger, model = logging.getLogger("transformers"), tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
-    best = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "eval_dataset": random_pairs(4)}
+    logger = logging.getLogger("transformers")
+    model = tiny_model(dropout=0.3, encoder_layers=1, decoder_layers=1)
     logger.addHandler(caplog.handler)
     try:
-        made = trained(run, model=model, max_steps=3, resume=True, per_device_eval_batch_size=4, **TOKENS, **best)
+        made = by_tokens(
+            run,
+            model=model,
+            resume=True,
+            eval_dataset=random_pairs(4),
+            per_device_eval_batch_size=4,
+            eval_strategy="steps",
+            eval_steps=1,
+            load_best_model_at_end=True,
+        )
     finally:
         logger.removeHandler(caplog.handler)
-    assert made.state.best_model_checkpoint and "missing keys" not in caplog.text
+    assert made.state.best_model_checkpoint
+    assert "missing keys" not in caplog.text
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
@@ -129,25 +146,38 @@ def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
     ],
 )
 def test_resume_with_another_setting_is_refused(run, changed, value):
-    message = error_of(trained, run, max_steps=3, resume=True, **TOKENS | {changed: value})
+    message = refusal(run, **{changed: value})
     name = "precision" if changed == "bf16" else changed
-    assert message.startswith(f"{name}: ") and "checkpoint-2" in message
+    assert message.startswith(f"{name}: ")
+    assert "checkpoint-2" in message
     of_data = changed in ("seed", "tokens_per_update", "max_tokens_per_batch")
     assert (f"model_name_or_path={run / 'checkpoint-2'}" in message) is not of_data
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["per_device_train_batch_size", "train_sampling_strategy"])
-def test_resume_with_other_batches_is_refused(tmp_path, changed):
+@pytest.mark.parametrize(
+    ("changed", "value", "name"),
+    [
+        ("per_device_train_batch_size", 8, "pairs per update"),
+        ("train_sampling_strategy", "sequential", "train_sampling_strategy"),
+    ],
+)
+def test_resume_with_other_batches_is_refused(tmp_path, changed, value, name):
     settings = {"per_device_train_batch_size": 4, "max_steps": 2}
-    value = {"train_sampling_strategy": "sequential"}.get(changed, 8)
     trained(tmp_path, **settings)
-    message = error_of(trained, tmp_path, resume=True, **settings | {"max_steps": 3, changed: value})
-    assert changed.replace("per_device_train_batch_size", "pairs per update") in message
-    trained(tmp_path, resume=True, ignore_data_skip=True, **settings | {"max_steps": 3, changed: value})
+    settings |= {"max_steps": 3, "resume": True, changed: value}
+    assert name in error_of(trained, tmp_path, **settings)
+    trained(tmp_path, ignore_data_skip=True, **settings)
 
 
-PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "vierhundert"), ("five", "fünf")]
+PAIRS = [
+    ("one", "eins"),
+    ("two", "zwei"),
+    ("three", "drei"),
+    ("four hundred", "vierhundert"),
+    ("five", "fünf"),
+]
+RESUME = {"max_steps": 3, "resume_from_checkpoint": True}
 
 
 def train(folder, **values):
@@ -156,17 +186,23 @@ def train(folder, **values):
 
 
 @pytest.fixture(scope="module")
-def text_run(tmp_path_factory):
-    """A whole run on text files, and the flags that name them."""
+def finished_text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     files = write_pairs(folder, PAIRS)
     train(folder / "run", **files)
     return folder / "run", files
 
 
+@pytest.fixture
+def text_run(finished_text, tmp_path):
+    """A copy of a whole run on text files, and the flags that name them."""
+    run, files = finished_text
+    return shutil.copytree(run, tmp_path / "run"), files
+
+
 def test_resume_with_moved_files_goes_on(text_run, tmp_path):
-    run = shutil.copytree(text_run[0], tmp_path / "run")
-    results = train(run, **write_pairs(tmp_path / "moved", PAIRS), max_steps=3, resume_from_checkpoint=True)
+    run, _ = text_run
+    results = train(run, **write_pairs(tmp_path / "moved", PAIRS), **RESUME)
     assert results["train_updates"] == 3
 
 
@@ -179,40 +215,62 @@ def test_resume_with_moved_files_goes_on(text_run, tmp_path):
         ({"vocab_size": 270}, "vocab_size: 270"),
         ({"lowercase": True}, "lowercase: True"),
         ({"min_frequency": 3}, "min_frequency: 3"),
-        ({"train files": PAIRS[:-1]}, "training data: 4 pairs"),
-        ({"train files": [*PAIRS[:-1], ("six", "sechs")]}, "training data: 5 pairs"),
     ],
 )
-def test_resume_with_other_data_is_refused(text_run, tmp_path, changed, name):
-    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
-    if "train files" in changed:
-        files, changed = write_pairs(tmp_path / "others", changed["train files"]), {}
-    message = error_of(train, run, **files, **changed, max_steps=3, resume_from_checkpoint=True)
-    assert name in message
-    assert steps_of(complete_checkpoints(run)) == [1, 2]
+def test_resume_with_data_made_otherwise_is_refused(text_run, changed, name):
+    run, files = text_run
+    assert name in error_of(train, run, **files, **changed, **RESUME)
+    assert saved_steps(run) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        PAIRS[:-1],
+        [*PAIRS[:-1], ("six", "sechs")],
+    ],
+)
+def test_resume_with_other_pairs_is_refused(text_run, tmp_path, pairs):
+    run, _ = text_run
+    files = write_pairs(tmp_path / "others", pairs)
+    assert f"training data: {len(pairs)} pairs" in error_of(train, run, **files, **RESUME)
+    assert saved_steps(run) == [1, 2]
 
 
 @pytest.mark.slow
 def test_resume_with_another_tokenizer_is_refused(text_run, tmp_path):
-    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
+    run, files = text_run
     save_tokenizers(tmp_path / "other", train_tokenizer(["abc abc"] * 5, 270))
-    resume = {"max_steps": 3, "resume_from_checkpoint": True}
-    message = error_of(train, run, **files, **resume, tokenizer_name=tmp_path / "other")
+    message = error_of(train, run, **files, **RESUME, tokenizer_name=tmp_path / "other")
     assert message.startswith("tokenizer_name: ")
-    results = train(run, **files, **resume, tokenizer_name=run / "checkpoint-2")
+    results = train(run, **files, **RESUME, tokenizer_name=run / "checkpoint-2")
     assert results["train_updates"] == 3
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
-    files, answers = write_pairs(tmp_path, PAIRS), iter([faster])
+def lines_with(capsys, part):
+    return [line for line in capsys.readouterr().out.splitlines() if part in line]
+
+
+@pytest.mark.parametrize(
+    ("faster", "chosen"),
+    [
+        (False, "float32"),
+        (True, "bf16"),
+    ],
+)
+def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster, chosen):
+    run = tmp_path / "run"
+    files = write_pairs(tmp_path, PAIRS)
+    answers = iter([faster])
     monkeypatch.setattr(precision, "bf16_is_faster", lambda model: next(answers))
-    train(tmp_path / "run", **files, auto_bf16=True)
-    train(tmp_path / "run", **files, auto_bf16=True, max_steps=3, resume_from_checkpoint=True)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("precision: ")]
-    assert [line.split()[1] for line in lines] == ["bf16" if faster else "float32"] * 2
-    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert ("bf16: true" in card) is faster and "auto_bf16" not in card
+    train(run, **files, auto_bf16=True)
+    train(run, **files, auto_bf16=True, **RESUME)
+    first, second = lines_with(capsys, "precision: ")
+    assert first.startswith(f"precision: {chosen} ")
+    assert second.startswith(f"precision: {chosen} ")
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert ("bf16: true" in card) is faster
+    assert "auto_bf16" not in card
 
 
 # 4. The same course
@@ -241,119 +299,156 @@ def test_stream_by_pairs_resumes_within_a_later_pass(whole_stream, tmp_path, ste
 
 @pytest.mark.parametrize("settings", [TOKENS, {"per_device_train_batch_size": 8}], ids=["tokens", "pairs"])
 def test_finished_run_is_not_trained_further(tmp_path, capsys, settings):
-    expected = trained(tmp_path, max_steps=6, **settings)  # not at the end of an epoch
-    before = (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes()
-    assert "nothing left" not in capsys.readouterr().out
-    resumed = trained(tmp_path, max_steps=6, resume=True, **settings)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "nothing left to train" in line]
-    assert "update 6 of 6" in line and f"model_name_or_path={tmp_path / 'checkpoint-6'}" in line
-    assert resumed.state.global_step == 6 and not (tmp_path / "checkpoint-7").exists()
+    settings = {**settings, "max_steps": 6}  # not at the end of an epoch
+    weights = tmp_path / "checkpoint-6" / "model.safetensors"
+    expected = trained(tmp_path, **settings)
+    before = weights.read_bytes()
+    assert lines_with(capsys, "nothing left") == []
+    resumed = trained(tmp_path, resume=True, **settings)
+    (line,) = lines_with(capsys, "nothing left to train")
+    assert "update 6 of 6" in line
+    assert f"model_name_or_path={tmp_path / 'checkpoint-6'}" in line
+    assert resumed.state.global_step == 6
+    assert saved_steps(tmp_path)[-1] == 6
     assert torch.equal(flat(resumed.model), flat(expected.model))
-    assert (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes() == before
+    assert weights.read_bytes() == before
 
 
-def judged(folder, scores, resume=None, patience=2, **settings):
-    """A run whose evaluations score as given."""
+def judged(folder, scores, steps=9, patience=2, **settings):
+    """A run whose evaluations have these scores, one after each update."""
 
     class Judged(VanillaTransformerTrainer):
         def evaluate(self, *args, **kwargs):
-            found = {"eval_score": scores[self.state.global_step]}
+            found = {"eval_score": scores[self.state.global_step - 1]}
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
             return found
 
         def _validate_args(self):
             pass  # there is no evaluation data
 
-    best = {"metric_for_best_model": "score", "greater_is_better": True, "eval_strategy": "steps", "eval_steps": 1}
-    settings |= {"callbacks": [EarlyStoppingCallback(patience)], **TOKENS, **best}
-    return trained(folder, kind=Judged, resume=resume, **settings)
+    made = by_tokens(
+        folder,
+        steps,
+        kind=Judged,
+        callbacks=[EarlyStoppingCallback(patience)],
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        **settings,
+    )
+    return made.state
 
 
 def test_early_stopping_counts_evaluations_before_a_resume(tmp_path, capsys):
-    scores = {1: 5.0, 2: 4.0, 3: 3.0, 4: 9.0, 5: 1.0, 6: 1.0, 7: 1.0, 8: 1.0, 9: 1.0}
-    assert judged(tmp_path / "whole", scores, max_steps=9).state.global_step == 3
-    judged(tmp_path / "resumed", scores, max_steps=2)
-    resumed = judged(tmp_path / "resumed", scores, max_steps=9, resume=True)
-    assert resumed.state.global_step == 3
+    run = tmp_path / "resumed"
+    scores = [5.0, 4.0, 3.0, 9.0, 1.0, 1.0, 1.0]
+    assert judged(tmp_path / "whole", scores).global_step == 3
+    judged(run, scores, steps=2)
+    assert judged(run, scores, resume=True).global_step == 3
     # stopped early: nothing is trained further, unless with more patience
-    assert "nothing left" not in capsys.readouterr().out
-    assert judged(tmp_path / "resumed", scores, max_steps=9, resume=True).state.global_step == 3
-    assert "nothing left to train: it had stopped early" in capsys.readouterr().out
-    patient = judged(tmp_path / "resumed", scores, max_steps=9, resume=True, patience=3)
-    assert patient.state.global_step == 7
+    assert lines_with(capsys, "nothing left") == []
+    assert judged(run, scores, resume=True).global_step == 3
+    assert lines_with(capsys, "nothing left to train: it had stopped early")
+    assert judged(run, scores, resume=True, patience=3).global_step == 7
 
 
 def test_best_checkpoint_is_found_in_a_moved_run(tmp_path):
-    scores = {1: 5.0, 2: 4.0, 3: 3.0}
-    judged(tmp_path / "run", scores, max_steps=2)
-    (tmp_path / "run").rename(tmp_path / "moved")
-    resumed = judged(tmp_path / "moved", scores, max_steps=3, resume=True)
-    assert resumed.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
+    scores = [5.0, 4.0, 3.0]
+    judged(tmp_path / "run", scores, steps=2)
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    resumed = judged(moved, scores, steps=3, resume=True)
+    assert resumed.best_model_checkpoint == str(moved / "checkpoint-1")
 
 
 @pytest.mark.slow
 def test_early_stopping_can_be_added_by_a_resume(tmp_path):
-    trained(tmp_path, max_steps=2, **TOKENS)
-    scores = dict.fromkeys(range(1, 10), 1.0)
-    assert judged(tmp_path, scores, resume=True, max_steps=9).state.global_step == 5
+    by_tokens(tmp_path, steps=2)
+    assert judged(tmp_path, [1.0] * 9, resume=True).global_step == 5
 
 
-def test_time_limit_survives_restored_callback_states(text_run, tmp_path, capsys):
-    run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
-    settings = {"resume_from_checkpoint": True, "restore_callback_states_from_checkpoint": True, "max_steps": 40}
-    results = train(run, **files, **settings, max_minutes=1e-6)
+def test_time_limit_survives_restored_callback_states(text_run, capsys):
+    run, files = text_run
+    results = train(
+        run,
+        **files,
+        resume_from_checkpoint=True,
+        restore_callback_states_from_checkpoint=True,
+        max_steps=40,
+        max_minutes=1e-6,
+    )
     assert results["train_updates"] == 2  # the time had been spent before
     printed = capsys.readouterr().out
-    assert "nothing left to train: its max_minutes are over" in printed and "trained 2 updates" not in printed
+    assert "nothing left to train: its max_minutes are over" in printed
+    assert "trained 2 updates" not in printed
 
 
 def test_new_optimizer_starts_from_a_checkpoint(text_run, tmp_path):
+    def weights(folder):
+        return load_file(folder / "model.safetensors")
+
     run, files = text_run
-    settings = {"vocab_size": None, "learning_rate": 0.0, "lr_scheduler_type": "constant", "optim": "sgd", "seed": 5}
-    results = train(tmp_path / "run", **files, **settings, model_name_or_path=run / "checkpoint-1", max_steps=3)
+    results = train(
+        tmp_path / "new",
+        **files,
+        model_name_or_path=run / "checkpoint-1",
+        vocab_size=None,
+        learning_rate=0.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        seed=5,
+        max_steps=3,
+    )
     assert results["train_updates"] == 3
+    found = weights(tmp_path / "new")
     for other, equal in (("checkpoint-1", True), ("checkpoint-2", False)):
-        first, second = (load_file(each / "model.safetensors") for each in (run / other, tmp_path / "run"))
-        assert all(first[name].equal(second[name]) for name in first) is equal
+        expected = weights(run / other)
+        assert all(found[name].equal(tensor) for name, tensor in expected.items()) is equal
 
 
 # 5. LoRA
 
 
-def adapted(folder, resume=None, alpha=8, **settings):
+def adapted(folder, alpha=8, **settings):
     peft = pytest.importorskip("peft", reason="needs PEFT")
     torch.manual_seed(3)
-    lora = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
+    lora = peft.LoraConfig(
+        r=2,
+        lora_alpha=alpha,
+        target_modules=["q_proj", "v_proj"],
+        lora_dropout=0.2,
+    )
     model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
-    settings |= {"lr_scheduler_type": "constant"}
-    return trained(folder, random_pairs(32), model=model, resume=resume, **TOKENS, **settings)
+    return by_tokens(folder, data=random_pairs(32), model=model, lr_scheduler_type="constant", **settings)
 
 
-def with_everything(folder, resume=None, **settings):
-    return everything_on(folder, resume, dropout=0.2, **SAVING | TOKENS | {"lr_scheduler_type": "constant"} | settings)
+def with_everything(folder, steps, resume=None):
+    settings = {**SAVING, **TOKENS, "lr_scheduler_type": "constant", "max_steps": steps}
+    return everything_on(folder, resume, dropout=0.2, **settings)
 
 
 @pytest.mark.parametrize("train", [adapted, *slow(with_everything)])
 def test_lora_run_resumes_bit_identically(tmp_path, train):
-    expected = train(tmp_path / "whole", max_steps=6)
     run = tmp_path / "resumed"
-    train(run, max_steps=4)
-    resumed = train(run, max_steps=6, resume=True)
+    expected = train(tmp_path / "whole", steps=6)
+    train(run, steps=4)
+    resumed = train(run, steps=6, resume=True)
     assert resumed.state.global_step == 6
     assert torch.equal(flat(resumed.model), flat(expected.model))
-    for name, average in (expected.ema.average if expected.ema else {}).items():
-        assert average.equal(resumed.ema.average[name])
+    if expected.ema:
+        for name, average in expected.ema.average.items():
+            assert average.equal(resumed.ema.average[name])
 
 
 def test_adapters_of_another_scale_are_refused(tmp_path):
-    adapted(tmp_path, max_steps=1)
-    message = error_of(adapted, tmp_path, max_steps=2, alpha=16, resume=True)
+    adapted(tmp_path, steps=1)
+    message = error_of(adapted, tmp_path, steps=2, alpha=16, resume=True)
     assert message.startswith("lora_alpha of adapter default: 16, but ")
 
 
 def test_lora_run_keeps_to_save_total_limit(tmp_path):
-    adapted(tmp_path, max_steps=4, save_total_limit=2)
-    assert steps_of(sorted(tmp_path.glob("checkpoint-*"))) == [3, 4]
+    adapted(tmp_path, steps=4, save_total_limit=2)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
 
 
 @pytest.mark.parametrize(
@@ -371,12 +466,15 @@ def test_resume_prints_each_change_of_the_objective(tmp_path, capsys, before, af
     trained(tmp_path, max_steps=1, **before)
     capsys.readouterr()
     trained(tmp_path, max_steps=2, resume=True, **after)
-    printed = [line for line in capsys.readouterr().out.splitlines() if "objective" in line]
-    assert len(printed) == len(lines) and all(any(part in line for line in printed) for part in lines)
+    printed = lines_with(capsys, "objective")
+    assert len(printed) == len(lines)
+    for part in lines:
+        assert any(part in line for line in printed)
 
 
 def test_collator_that_pads_on_the_left_is_refused(tmp_path):
-    tokenizer, model = train_tokenizer(["a b"], 260), tiny_model()
+    model = tiny_model()
+    tokenizer = train_tokenizer(["a b"], 260)
     tokenizer.padding_side = "left"
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     assert "padding_side" in error_of(make_trainer, tmp_path, model=model, data_collator=collator)
