@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM: a complete checkpoint, then the exit status 130 or 143. No evaluation is lost or repeated."""
 
+import itertools
 import json
 import os
 import re
@@ -13,10 +14,18 @@ from contextlib import contextmanager
 import pytest
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.state.distributed import StopSignals
 from hf_vanilla_transformer.utils.errors import Interrupted
-from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags, assert_same_model, run_tiny, write_pairs
+from tests.model_helpers import slow
+from tests.trainer_helpers import (
+    TINY_RUN,
+    TORCHRUN,
+    as_flags,
+    assert_same_model,
+    run_tiny,
+    saved_steps,
+    write_pairs,
+)
 from vanilla_transformer_cli.main import main
 
 FLAGS = TINY_RUN | {
@@ -59,10 +68,16 @@ def train(pairs):
     return train
 
 
+def evaluations(folder):
+    log = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [(entry["step"], entry["eval_loss"]) for entry in log if "eval_loss" in entry]
+
+
 @contextmanager
 def sending(name, send_at, number):
     """Send a signal to this process in a method of the trainer, when `send_at(trainer)` holds for the first time."""
-    original, sent = getattr(VanillaTransformerTrainer, name), []
+    original = getattr(VanillaTransformerTrainer, name)
+    sent = []
 
     def patched(self, *arguments, **settings):
         if not sent and send_at(self):
@@ -75,103 +90,112 @@ def sending(name, send_at, number):
         yield sent
 
 
+@contextmanager
+def interrupted(name, send_at, number=signal.SIGTERM):
+    """`sending`, in a run that stops."""
+    with sending(name, send_at, number), pytest.raises(Interrupted) as raised:
+        yield raised
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, capfd, number):
-    at_step_1 = sending("training_step", lambda trainer: trainer.state.global_step == 1, number)
-    with at_step_1, pytest.raises(Interrupted) as raised:
-        train(tmp_path / "run")
+    run = tmp_path / "run"
+    with interrupted("training_step", lambda trainer: trainer.state.global_step == 1, number) as raised:
+        train(run)
     assert raised.value.status == 128 + number
-    assert re.search(f"step 2; {tmp_path}/run/checkpoint-2 .*resume", str(raised.value))
+    assert re.search(f"step 2; {run}/checkpoint-2 .*resume", str(raised.value))
     assert capfd.readouterr().out.count("stopping: ") == 1
-    assert [path.name for path in complete_checkpoints(tmp_path / "run")] == ["checkpoint-2"]
-    assert not (tmp_path / "run" / "model.safetensors").exists()  # nothing looks finished
+    assert saved_steps(run) == [2]
+    assert not (run / "model.safetensors").exists()  # nothing looks finished
     if number == signal.SIGTERM:
-        train(tmp_path / "run", resume_from_checkpoint=True)
+        train(run, resume_from_checkpoint=True)
         train(tmp_path / "undisturbed")
-        assert_same_model(tmp_path / "undisturbed", tmp_path / "run")
+        assert_same_model(tmp_path / "undisturbed", run)
 
 
-@pytest.mark.parametrize("strategy", ["steps", pytest.param("epoch", marks=pytest.mark.slow)])
-def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("steps", [2, 4, 6, 8, 10]),
+        pytest.param("epoch", [5, 10], marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, strategy, expected):
     settings = {"eval_strategy": strategy, "eval_steps": 2, "save_strategy": "no", "max_steps": 10}
+    first = expected[0]
 
     def second_batch(trainer):
-        return trainer.is_in_train and trainer.state.global_step in (2, 5) and next(batches) == 1
+        return trainer.is_in_train and trainer.state.global_step == first and next(batches) == 1
 
-    batches = iter(range(1000))
-    with sending("prediction_step", second_batch, signal.SIGTERM), pytest.raises(Interrupted) as raised:
+    batches = itertools.count()
+    with interrupted("prediction_step", second_batch) as raised:
         train(tmp_path, **settings)
-    assert re.search(r"step (2|5); .*-\1 ", str(raised.value))
-    (checkpoint,) = complete_checkpoints(tmp_path)
-    step = 2 if strategy == "steps" else 5
-    assert checkpoint.name == f"checkpoint-{step}"
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    assert not any("eval_loss" in entry for entry in state["log_history"])
+    assert re.search(f"step {first}; .*-{first} ", str(raised.value))
+    assert saved_steps(tmp_path) == [first]
+    assert evaluations(tmp_path / f"checkpoint-{first}") == []
     train(tmp_path, **settings, resume_from_checkpoint=True)
-    log = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
-    steps = [entry["step"] for entry in log if "eval_loss" in entry]
-    assert steps[: 5 if strategy == "steps" else 2] == ([2, 4, 6, 8, 10] if strategy == "steps" else [5, 10])
+    steps = [step for step, _ in evaluations(tmp_path)]
+    assert steps[: len(expected)] == expected
 
 
 @pytest.mark.slow
 def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither(train, tmp_path):
     """As by SIGKILL: the checkpoint of the last update of an epoch was saved, its evaluation not made."""
     settings = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5, "max_steps": 7}
+    run = tmp_path / "killed"
+    undisturbed = tmp_path / "undisturbed"
 
     def killed(trainer):
         raise KeyError("killed")
 
     with sending("prediction_step", killed, signal.SIGKILL), pytest.raises(KeyError):
-        train(tmp_path / "killed", **settings)
-    train(tmp_path / "killed", **settings, resume_from_checkpoint=True)
-    train(tmp_path / "undisturbed", **settings)
-    assert_same_model(tmp_path / "undisturbed", tmp_path / "killed")
-    logs = []
-    for name in ("undisturbed", "killed"):
-        log = json.loads((tmp_path / name / "trainer_state.json").read_text())["log_history"]
-        logs.append([(entry["step"], entry["eval_loss"]) for entry in log if "eval_loss" in entry])
-    assert logs[0] == logs[1] and logs[0][0][0] == 5
+        train(run, **settings)
+    train(run, **settings, resume_from_checkpoint=True)
+    train(undisturbed, **settings)
+    assert_same_model(undisturbed, run)
+    expected = evaluations(undisturbed)
+    assert expected[0][0] == 5
+    assert evaluations(run) == expected
 
 
 def test_signal_in_a_save_stops_after_it(train, tmp_path):
-    at_step_2 = sending("_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
-    with at_step_2, pytest.raises(Interrupted):
+    with interrupted("_save_rng_state", lambda trainer: trainer.state.global_step == 2):
         train(tmp_path, save_strategy="steps", save_steps=2)
-    assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert saved_steps(tmp_path) == [2]
 
 
-@pytest.mark.parametrize("phase", ["last evaluation", pytest.param("validation", marks=pytest.mark.slow), "test"])
+@pytest.mark.parametrize("phase", ["last evaluation", *slow("validation"), "test"])
 def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, phase, capfd):
     """With `save_strategy: no` nothing was saved before."""
-    settings = {"eval_strategy": "steps" if phase == "last evaluation" else "no", "eval_steps": 4}
 
     def in_phase(trainer):
         scored = (tmp_path / "model.safetensors").exists()
         return trainer.state.global_step == 4 and scored is (phase == "test")
 
-    with sending("prediction_step", in_phase, signal.SIGINT) as sent, pytest.raises(Interrupted) as raised:
-        train(tmp_path, **settings)
-    assert sent == [4] and raised.value.status == 130
-    message, printed = str(raised.value), capfd.readouterr().out
+    with interrupted("prediction_step", in_phase, signal.SIGINT) as raised:
+        train(tmp_path, eval_strategy="steps" if phase == "last evaluation" else "no", eval_steps=4)
+    assert raised.value.status == 130
+    message = str(raised.value)
     assert re.search(f"{tmp_path}/checkpoint-4 .*--resume_from_checkpoint true", message)
     assert ("test split" in message) is (phase == "test")
-    assert ("current update" in printed) is (phase == "last evaluation")
-    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-4"]
+    assert ("current update" in capfd.readouterr().out) is (phase == "last evaluation")
+    assert saved_steps(tmp_path) == [4]
     assert not (tmp_path / "all_results.json").exists()
 
 
 @pytest.mark.slow
 def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tmp_path):
+    results = tmp_path / "all_results.json"
     train(tmp_path, save_strategy="steps")
-    before = (tmp_path / "all_results.json").read_bytes()
+    before = results.read_bytes()
 
     def in_test(trainer):
-        return "model.safetensors" in {path.name for path in tmp_path.iterdir()} and next(batches) > 2
+        return (tmp_path / "model.safetensors").exists() and next(batches) > 2
 
-    batches = iter(range(1000))
-    with sending("prediction_step", in_test, signal.SIGTERM), pytest.raises(Interrupted):
+    batches = itertools.count()
+    with interrupted("prediction_step", in_test):
         train(tmp_path, save_strategy="steps", resume_from_checkpoint=True)
-    assert (tmp_path / "all_results.json").read_bytes() == before
+    assert results.read_bytes() == before
 
 
 def test_ignored_signals_stay_ignored():
@@ -211,56 +235,75 @@ def test_training_in_a_thread_has_no_handlers(train, tmp_path):
     assert results and results[0]["train_updates"] == 1
 
 
-def test_command_exits_with_143_after_sigterm(pairs, tmp_path, repository, capfd):
+def test_command_exits_with_143_after_sigterm(pairs, tmp_path, capfd):
     flags = ["--output_dir", str(tmp_path), *as_flags(FLAGS | pairs)]
-    with sending("training_step", lambda trainer: True, signal.SIGTERM), pytest.raises(SystemExit) as leaving:
+    at_once = sending("training_step", lambda trainer: True, signal.SIGTERM)
+    with at_once, pytest.raises(SystemExit) as leaving:
         main(["train", *flags])
-    assert leaving.value.code == 143 and "error: interrupted at step 1;" in capfd.readouterr().err
+    assert leaving.value.code == 143
+    assert "error: interrupted at step 1;" in capfd.readouterr().err
 
 
 # Real processes
 
 
-def start(repository, folder, *flags, processes=1, **values):
-    flags = [*as_flags({**FLAGS, "max_steps": 1_000_000, **values}), *flags]
-    first = [*TORCHRUN, "--nproc_per_node=2"] if processes == 2 else [sys.executable]
-    command = [*first, "-m", "vanilla_transformer_cli", "train", "--output_dir", folder, *flags]
+def interrupt(repository, folder, number, launcher, **values):
+    """Send a signal to all processes of a run in training, as a terminal and a scheduler do. Returns what is printed.
+
+    Args:
+        launcher: the command before `-m vanilla_transformer_cli`.
+    """
+    flags = as_flags({**FLAGS, "max_steps": 1_000_000, "output_dir": folder, **values})
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, start_new_session=True, cwd=repository, env=os.environ | environment, **streams)
-
-
-def signal_group_in_training(process, number):
-    for line in process.stdout:
-        if "  loss " in line:
-            os.killpg(process.pid, number)  # as a terminal and a scheduler do
-            break
-    printed, errors = process.communicate(timeout=120)
-    assert "Traceback" not in errors.replace("torch.distributed.elastic", ""), errors
-    return printed, errors
-
-
-@pytest.mark.slow
-def test_workers_of_the_data_loader_survive_a_signal_to_all_processes(repository, tmp_path, pairs):
-    process = start(repository, tmp_path, **pairs, dataloader_num_workers=2)
-    _, errors = signal_group_in_training(process, signal.SIGTERM)
-    assert process.returncode == 143 and len(complete_checkpoints(tmp_path)) == 1, errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_path, pairs, number):
-    process = start(repository, tmp_path, processes=2, **pairs, max_tokens_per_batch=100)
+    process = subprocess.Popen(
+        [*launcher, "-m", "vanilla_transformer_cli", "train", *flags],
+        start_new_session=True,
+        cwd=repository,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     for line in process.stdout:
         if "  loss " in line:
             os.killpg(process.pid, number)
             break
     printed, errors = process.communicate(timeout=120)
-    (checkpoint,) = complete_checkpoints(tmp_path)
+    return process.returncode, printed, errors
+
+
+@pytest.mark.slow
+def test_workers_of_the_data_loader_survive_a_signal_to_all_processes(repository, tmp_path, pairs):
+    status, _, errors = interrupt(
+        repository,
+        tmp_path,
+        signal.SIGTERM,
+        [sys.executable],
+        dataloader_num_workers=2,
+        **pairs,
+    )
+    assert status == 143, errors
+    assert "Traceback" not in errors
+    assert len(saved_steps(tmp_path)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_path, pairs, number):
+    _, printed, errors = interrupt(
+        repository,
+        tmp_path,
+        number,
+        [*TORCHRUN, "--nproc_per_node=2"],
+        max_tokens_per_batch=100,
+        **pairs,
+    )
+    (step,) = saved_steps(tmp_path)
     assert (printed + errors).count("stopping: ") == 1, errors
     assert errors.count("error: interrupted at step") == 1, errors
-    assert f"interrupted at step {checkpoint.name.removeprefix('checkpoint-')}; " in errors
-    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert f"interrupted at step {step}; " in errors
+    states = sorted(path.name for path in (tmp_path / f"checkpoint-{step}").glob("rng_state*"))
+    assert states == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
 @pytest.mark.slow
@@ -268,4 +311,5 @@ def test_signal_trials(repository):
     """Four random moments. `python -m scripts.trials.signals` has more."""
     command = [sys.executable, "-m", "scripts.trials.signals", "--trials", "4", "--processes", "1"]
     run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0 and "1 processes: 4 trials" in run.stdout, run.stdout[-6000:] + run.stderr[-2000:]
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert "1 processes: 4 trials" in run.stdout
