@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,12 @@ QUIET: dict[str, Any] = {
     "save_strategy": "no",
 }
 # Plain gradient descent: Adam would amplify rounding errors, because it normalises the gradients.
-DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+DESCENT = {
+    "optim": "sgd",
+    "learning_rate": 1.0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+}
 
 # A whole run (`run_training`, `vanilla-transformer train`) whose steps take milliseconds.
 TINY_RUN: dict[str, Any] = {
@@ -54,8 +59,11 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 def as_flags(fields: dict[str, Any]) -> list[str]:
     """Recipe fields as command-line flags."""
-    values = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
-    return [part for name, value in values.items() for part in (f"--{name}", *map(str, value))]
+    flags = []
+    for name, value in fields.items():
+        values = value if isinstance(value, list) else [value]
+        flags += [f"--{name}", *map(str, values)]
+    return flags
 
 
 def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
@@ -68,10 +76,12 @@ def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
 def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dict[str, list[Path]]:
     """Write the sides of these splits (`train` by default) into the folder. Return the fields that name the files."""
     folder.mkdir(exist_ok=True)
-    fields = {split: [folder / f"{split}.{side}" for side in ("source", "target")] for split in splits or ("train",)}
-    for files in fields.values():
+    fields = {}
+    for split in splits or ("train",):
+        files = [folder / f"{split}.source", folder / f"{split}.target"]
         for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
             file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        fields[split] = files
     return fields
 
 
@@ -103,7 +113,11 @@ def random_pairs(count: int, seed: int = 0) -> Rows:
 def collate(rows: Rows) -> dict[str, Tensor]:
     source = padded([row["input_ids"] for row in rows])
     labels = padded([row["labels"] for row in rows], value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+    return {
+        "input_ids": source,
+        "attention_mask": source.ne(PAD).long(),
+        "labels": labels,
+    }
 
 
 def padding_collator(model: Any) -> DataCollatorForSeq2Seq:
@@ -112,8 +126,23 @@ def padding_collator(model: Any) -> DataCollatorForSeq2Seq:
     return DataCollatorForSeq2Seq(word_tokenizer(words, **SPECIAL_TOKENS), model=model)
 
 
+ARGUMENTS_OF_TRAINER = (
+    "data_collator",
+    "callbacks",
+    "compute_loss_func",
+    "compute_metrics",
+    "eval_dataset",
+    "processing_class",
+    "target_tokenizer",
+)
+
+
 def make_trainer(
-    folder: Path, data: Any = None, model: Any = None, kind: Any = VanillaTransformerTrainer, **settings: Any
+    folder: Path,
+    data: Any = None,
+    model: Any = None,
+    kind: Any = VanillaTransformerTrainer,
+    **settings: Any,
 ) -> Any:
     """A quiet trainer, by default of a tiny model on 32 random pairs.
 
@@ -121,15 +150,14 @@ def make_trainer(
         kind: its class.
         **settings: training arguments, and some arguments of the trainer.
     """
-    names = (
-        *("data_collator", "callbacks", "compute_loss_func", "compute_metrics"),
-        *("eval_dataset", "processing_class", "target_tokenizer"),
-    )
-    others = {name: settings.pop(name) for name in names if name in settings}
+    others = {name: settings.pop(name) for name in ARGUMENTS_OF_TRAINER if name in settings}
     arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
-    args = arguments(output_dir=str(folder), **{**QUIET, **settings})
-    data = random_pairs(32) if data is None else data
-    return kind(model=model or tiny_model(), args=args, train_dataset=data, **{"data_collator": collate, **others})
+    return kind(
+        model=model or tiny_model(),
+        args=arguments(output_dir=str(folder), **{**QUIET, **settings}),
+        train_dataset=random_pairs(32) if data is None else data,
+        **{"data_collator": collate, **others},
+    )
 
 
 def trained(*arguments: Any, resume: Any = None, **settings: Any) -> Any:
@@ -156,12 +184,17 @@ class EntropyLoss(VanillaTransformerTrainer):
     """Adds to the loss what a user computes from the logits, as a mean over the target tokens of the update."""
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         p = outputs.logits.softmax(-1)
-        entropy = (p * p.log()).sum(-1)[inputs["labels"] != -100].sum() / num_items_in_batch
-        loss = loss + 0.1 * entropy * self.accelerator.num_processes  # DDP divides by it
+        entropy = (p * p.log()).sum(-1)[inputs["labels"] != -100]
+        mean = entropy.sum() / num_items_in_batch
+        loss = loss + 0.1 * mean * self.accelerator.num_processes  # DDP divides by it
         return (loss, outputs) if return_outputs else loss
 
 
@@ -176,42 +209,44 @@ class BadGradient(VanillaTransformerTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
         due = self.update is None or self.state.global_step == self.update
         if due and (self.token is None or bool((inputs["input_ids"] == self.token).any())):
-            loss = loss + _WrongDerivative.apply(loss, self.number)
+            loss.register_hook(lambda gradient: gradient * self.number)
         return (loss, outputs) if return_outputs else loss
-
-
-class _WrongDerivative(torch.autograd.Function):
-    """Zero, with another derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, number: float) -> Tensor:
-        ctx.number = number
-        return torch.zeros_like(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.number, None
 
 
 def with_one_token(count: int, pair: int = 17, token: int = 39) -> Rows:
     """`random_pairs`, of which one starts with a token that no other has."""
-    pairs = [[min(each, token - 1) for each in row["input_ids"]] for row in random_pairs(count)]
-    pairs[pair].insert(0, token)
-    return [
-        {"input_ids": source, "labels": row["labels"]} for source, row in zip(pairs, random_pairs(count), strict=True)
-    ]
+    rows = random_pairs(count)
+    for row in rows:
+        row["input_ids"] = [min(each, token - 1) for each in row["input_ids"]]
+    rows[pair]["input_ids"].insert(0, token)
+    return rows
 
 
 def everything_on(folder: Path, resume: Any = None, dropout: float = 0.0, **settings: Any) -> Any:
     """A trained run with a user's loss, an adapter, two tokenizers with different special tokens, and an average."""
     peft = pytest.importorskip("peft", reason="needs PEFT")
     torch.manual_seed(3)
-    model = tiny_model(decoder_vocab_size=44, share_encoder_decoder_embeddings=False, label_smoothing=0.1)
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "fc1"], lora_dropout=dropout, init_lora_weights=False)
-    for name, words in (("processing_class", "<s> <pad> </s> <unk>"), ("target_tokenizer", "<unk> a </s> <s> <pad>")):
-        settings[name] = word_tokenizer(words.split(), **SPECIAL_TOKENS)
-    settings |= {"ema_decay": 0.5, "kind": EntropyLoss, "resume": resume}
-    return trained(folder, random_pairs(32), peft.get_peft_model(model, lora), **settings)
+    lora = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj", "fc1"],
+        lora_dropout=dropout,
+        init_lora_weights=False,
+    )
+    model = tiny_model(
+        decoder_vocab_size=44,
+        share_encoder_decoder_embeddings=False,
+        label_smoothing=0.1,
+    )
+    return trained(
+        folder,
+        model=peft.get_peft_model(model, lora),
+        kind=EntropyLoss,
+        resume=resume,
+        processing_class=word_tokenizer(["<s>", "<pad>", "</s>", "<unk>"], **SPECIAL_TOKENS),
+        target_tokenizer=word_tokenizer(["<unk>", "a", "</s>", "<s>", "<pad>"], **SPECIAL_TOKENS),
+        ema_decay=0.5,
+        **settings,
+    )
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -223,31 +258,34 @@ def flat(model: nn.Module) -> Tensor:
 def fixed_second_pass(model: Any, method: str) -> Iterator[None]:
     """Make the second pass of SimCut or R-Drop differ from the first one by no random number, so that updates can be
     compared however a batch is split: SimCut zeroes certain tokens, and in place of dropout R-Drop's is scaled."""
-    random_mask, hook = consistency.random_mask, None
-    if method == "simcut":
-        consistency.random_mask = lambda ids, probability: ids % 7 != 3
-    else:
 
-        def scale(module: Any, ids: Any, embeddings: Tensor) -> Tensor:
-            first, second = embeddings.chunk(2)
-            return torch.cat([first, 0.8 * second])
+    def scale(module: Any, ids: Any, embeddings: Tensor) -> Tensor:
+        first, second = embeddings.chunk(2)
+        return torch.cat([first, 0.8 * second])
 
-        hook = model.model.encoder.embed_tokens.register_forward_hook(scale)
-    try:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as hooks:
+        if method == "simcut":
+            patch.setattr(consistency, "random_mask", lambda ids, probability: ids % 7 != 3)
+        else:
+            hooks.enter_context(model.model.encoder.embed_tokens.register_forward_hook(scale))
         yield
-    finally:
-        consistency.random_mask = random_mask
-        if hook is not None:
-            hook.remove()
 
 
 def consistency_update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
     """The change of the weights in two updates of gradient descent with SimCut or R-Drop, from 32 pairs each."""
     model = tiny_model(label_smoothing=0.1)
     before = flat(model)
-    settings |= {f"{method}_alpha": 3.0, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    settings = {
+        **DESCENT,
+        "learning_rate": 0.2,
+        "max_steps": 2,
+        **settings,
+        f"{method}_alpha": 3.0,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": steps,
+    }
     with fixed_second_pass(model, method):
-        trained(folder, None, model, **DESCENT | {"learning_rate": 0.2, "max_steps": 2} | settings)
+        trained(folder, None, model, **settings)
     return flat(model) - before
 
 
@@ -262,7 +300,13 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 def launch(repository: Path, *command: str, succeeds: bool = True) -> subprocess.CompletedProcess:
     """Run a command on CPUs, with the package and the tests on its path."""
-    environment = {**os.environ, "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=900)
+    run = subprocess.run(
+        command,
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert (run.returncode == 0) is succeeds, run.stdout[-2000:] + run.stderr[-6000:]
     return run
