@@ -131,7 +131,8 @@ def test_vocabulary_size_of_the_recipe_of_the_base_counts_no_languages(base: Pat
     tokenizer = translator.tokenizers[0]
     config = translator.model.config
     size = config.vocab_size
-    assert extend_languages(translator.model, tokenizer, [("en", "de"), ("de", "en")], {}) == ["de", "en"]
+    directions = [("en", "de"), ("de", "en")]
+    assert extend_languages(translator.model, tokenizer, directions, {}) == ["de", "en"]
     assert config.vocab_size == size + 2
     check(size)
     for other in (size - 1, size + 1):
@@ -192,8 +193,9 @@ def chrf(model: Path, files: list[Path], **search: Any) -> float:
 def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, list[Path]], tuned: tuple) -> None:
     folder, results, _ = tuned
     for split in ("test", "base_test"):
-        assert results[f"before_{split}_chrf"] == pytest.approx(chrf(base, text[split]), abs=1e-6)
-        assert results[f"{split}_chrf"] == pytest.approx(chrf(folder, text[split]), abs=1e-6)
+        for prefix, model in (("before_", base), ("", folder)):
+            expected = chrf(model, text[split])
+            assert results[f"{prefix}{split}_chrf"] == pytest.approx(expected, abs=1e-6)
     assert results["test_chrf"] != results["before_test_chrf"]
     written = json.loads((folder / "all_results.json").read_text())
     assert written["before_test_chrf"] == results["before_test_chrf"]
@@ -219,9 +221,13 @@ def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dic
 
 
 def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple) -> None:
-    fresh, changed = (parse_recipe(flags)[2] for flags in ([], ["--model_name_or_path", "x"]))
-    for args, expected in ((fresh, ("inverse_sqrt", 4000, 500)), (changed, ("linear", 0.05, 0.05))):
-        assert (args.lr_scheduler_type, args.warmup_steps, args.logging_steps) == expected
+    def defaults(args: RunArguments) -> tuple[Any, ...]:
+        return args.lr_scheduler_type, args.warmup_steps, args.logging_steps
+
+    _, _, fresh = parse_recipe([])
+    _, _, changed = parse_recipe(["--model_name_or_path", "x"])
+    assert defaults(fresh) == ("inverse_sqrt", 4000, 500)
+    assert defaults(changed) == ("linear", 0.05, 0.05)
     # the paper's schedule after 200,000 updates, d_model^-0.5 · 200000^-0.5, with d_model = 32
     rate = f"{32**-0.5 * 200_000**-0.5:.3g}"
     said = f"learning_rate {rate}, lr_scheduler_type linear, warmup_steps 0.05, per_device_train_batch_size 4 "
@@ -244,8 +250,10 @@ def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple)
     ],
 )
 def test_field_that_contradicts_the_base_model_is_refused(base, text, tmp_path, field, value):
-    assert error_of(fine_tune, tmp_path / "run", base, text, **{field: value}).startswith(f"{field}: {value}: ")
-    assert not (tmp_path / "run").exists()
+    run = tmp_path / "run"
+    message = error_of(fine_tune, run, base, text, **{field: value})
+    assert message.startswith(f"{field}: {value}: ")
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("content", [None, "{}", '{"model_type": "bart"}', "["])
@@ -298,7 +306,12 @@ def test_average_and_sample_limits_go_with_fine_tuning(base, text, tmp_path, cap
 
 def spelt_out(kind: str) -> list[tuple[str, str]]:
     """3,000 English and German number words. `kind` is cardinal or ordinal."""
-    return [(num2words(number, to=kind, lang="en"), num2words(number, to=kind, lang="de")) for number in range(3000)]
+    pairs = []
+    for number in range(3000):
+        english = num2words(number, to=kind, lang="en")
+        german = num2words(number, to=kind, lang="de")
+        pairs.append((english, german))
+    return pairs
 
 
 @pytest.mark.slow  # trains three small models
@@ -313,7 +326,8 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
     texts = {}
     for name, rows in pairs.items():
         train = [pair for row, pair in enumerate(rows) if row % 30 != 7]
-        texts[name] = write_pairs(tmp_path / name, train) | write_pairs(tmp_path / name, rows[7::30], "test")
+        texts[name] = write_pairs(tmp_path / name, train)
+        texts[name] |= write_pairs(tmp_path / name, rows[7::30], "test")
     common = {
         "per_device_train_batch_size": 64,
         "logging_steps": 100,
@@ -408,9 +422,10 @@ def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: d
     train(resumed, max_steps=2)
     train(resumed, resume_from_checkpoint=True)
     assert_same_model(whole, resumed)
-    merged, start = (load_base_model(str(folder)).model.state_dict() for folder in (whole, base))
-    adapted = peft.PeftModel.from_pretrained(load_base_model(str(base)).model, whole / "adapter").merge_and_unload()
-    expected = adapted.state_dict()
+    merged = load_base_model(str(whole)).model.state_dict()
+    start = load_base_model(str(base)).model.state_dict()
+    adapted = peft.PeftModel.from_pretrained(load_base_model(str(base)).model, whole / "adapter")
+    expected = adapted.merge_and_unload().state_dict()
     for name, weight in merged.items():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6)
         changed = name.split(".")[-2] in adapters.TARGETS and name.endswith("weight")

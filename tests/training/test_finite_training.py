@@ -95,10 +95,12 @@ def test_error_names_the_lines_of_the_batch_alone(tmp_path: Path) -> None:
     trainer.update = None
     trainer.token = 39
     message = error_of(trainer.train)
-    lines = [int(line) for line in message.split("contains the lines ")[1].split(";")[0].split(", ")]
+    _, named = message.split("contains the lines ")
+    lines = [int(line) for line in named.split(";")[0].split(", ")]
     assert 18 in lines
     assert len(lines) <= 6  # of 24
-    longest = max(len(side) for line in lines for side in data[line - 1].values())
+    pairs = [data[line - 1] for line in lines]
+    longest = max(len(side) for pair in pairs for side in pair.values())
     assert len(lines) * longest <= 40  # one batch
 
 

@@ -83,8 +83,18 @@ def mixtures(draw):
     return inputs
 
 
-@given(mixtures(), st.integers(1, 6), st.integers(0, 3), st.booleans())
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    inputs=mixtures(),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 3),
+    bidirectional=st.booleans(),
+)
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
 def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional):
     folder = tmp_path_factory.mktemp("mixture")
     files = []
@@ -94,10 +104,14 @@ def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed,
             human += pairs
         write_input = parallel if kind == "human" else distilled
         files += write_input(folder, str(number), pairs)
-    weights = [weight for *_, weight in inputs]
-    flags = {"train": files, "train_weights": weights, "held_out_pairs": count, "seed": seed}
     try:
-        corpus, _ = load(**flags, bidirectional=bidirectional)
+        corpus, _ = load(
+            train=files,
+            train_weights=[weight for *_, weight in inputs],
+            held_out_pairs=count,
+            seed=seed,
+            bidirectional=bidirectional,
+        )
     except UserError as error:
         assert str(error).startswith("held_out_pairs")
         assert len({key(source) for source, _ in human}) < 10
@@ -133,7 +147,8 @@ WORDS = [chr(97 + number) * (3 + number) for number in range(20)]
 
 
 def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
-    files = parallel(tmp_path, "a", [(f"{word} " * 3, f"{word[::-1]} " * 3) for word in WORDS])
+    pairs = [(f"{word} {word} {word}", word.upper()) for word in WORDS]
+    files = parallel(tmp_path, "a", pairs)
     vocabularies = []
     for seed in (1, 2, 1, 3):
         corpus, data_args = load(train=files, held_out_pairs=2, seed=seed, min_frequency=1)
@@ -146,7 +161,8 @@ def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
 
 
 def test_tokenizer_learns_from_a_sample_that_the_seed_draws(tmp_path):
-    files = parallel(tmp_path, "a", [(f"x {word}", f"x {word.upper()}") for word in WORDS])
+    pairs = [(f"x {word}", f"x {word.upper()}") for word in WORDS]
+    files = parallel(tmp_path, "a", pairs)
     learned = []
     said = []
     corpus, data_args = load(train=files, min_frequency=1, tokenizer_sentences=12)
@@ -163,10 +179,14 @@ def test_tokenizer_learns_from_a_sample_that_the_seed_draws(tmp_path):
 
 def test_tokenizer_of_words_learns_from_all_sentences(tmp_path):
     """Symbols that a sample lacks would be unknown."""
-    files = parallel(tmp_path, "a", [(word, word.upper()) for word in WORDS])
+    pairs = [(word, word.upper()) for word in WORDS]
+    files = parallel(tmp_path, "a", pairs)
     corpus, data_args = load(train=files, tokens="words", tokenizer_sentences=2)
     tokenizer, _ = train_tokenizers(corpus, 1000, data_args, 1, pytest.fail)
-    assert {*WORDS, *map(str.upper, WORDS)} < tokenizer.get_vocab().keys()
+    vocabulary = tokenizer.get_vocab()
+    for source, target in pairs:
+        assert source in vocabulary
+        assert target in vocabulary
 
 
 def test_limit_of_evaluation_pairs_takes_a_share_of_each_input(tmp_path):
@@ -210,19 +230,25 @@ def test_card_of_a_run_describes_the_pairs_that_were_used(tmp_path, capsys):
 
 
 def warnings(capsys):
-    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    printed = capsys.readouterr().out
+    return [line for line in printed.splitlines() if line.startswith("warning: ")]
 
 
 @pytest.mark.parametrize("split", ["validation", "test", "base_test"])
 def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
     train = parallel(tmp_path, "train", numbered(20))
-    new = ("new", "w")
-    known = [("TEXT 3", "x"), ("text  4", "y"), ("text 4", "z"), ("Text 5", "v")]
-    load(**{"train": train, split: parallel(tmp_path, "known", [*known, new])})
+    known = [
+        ("TEXT 3", "x"),
+        ("text  4", "y"),
+        ("text 4", "z"),
+        ("Text 5", "v"),
+        ("new", "w"),
+    ]
+    load(**{"train": train, split: parallel(tmp_path, "known", known)})
     (line,) = warnings(capsys)
     assert "4 of 5" in line
     assert split in line
-    load(**{"train": train, split: parallel(tmp_path, "new", [new])})
+    load(**{"train": train, split: parallel(tmp_path, "new", known[-1:])})
     assert warnings(capsys) == []
 
 
@@ -233,13 +259,15 @@ def test_runs_that_differ_by_seed_are_scored_on_the_same_pairs(built_in, tmp_pat
         flags = {"train": "numbers", "test": "numbers", "numbers_size": 60}
     scored = []
     for seed in (1, 2):
-        parsed = parse_recipe(as_flags({"output_dir": "unused", "vocab_size": 300, "seed": seed, **flags}))
-        splits = load_data(parsed, None, None).corpus.pairs
-        scored.append([rows_of(pairs) for split, pairs in splits.items() if split != "train"])
+        fields = {**flags, "output_dir": "unused", "vocab_size": 300, "seed": seed}
+        splits = load_data(parse_recipe(as_flags(fields)), None, None).corpus.pairs
+        del splits["train"]
+        scored.append([rows_of(pairs) for pairs in splits.values()])
     assert scored[0] == scored[1] != []
 
 
 def test_pairs_that_were_held_out_have_no_overlap(tmp_path, capsys):
-    corpus, _ = load(train=parallel(tmp_path, "train", numbered(60)), held_out_pairs=6)
+    files = parallel(tmp_path, "train", numbered(60))
+    corpus, _ = load(train=files, held_out_pairs=6)
     assert len(corpus.pairs["validation"]) == 6
     assert warnings(capsys) == []

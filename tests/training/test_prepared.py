@@ -48,17 +48,19 @@ def write_text(folder: Path) -> dict[str, Any]:
     """Two inputs of training text and two of test text, each with a sentence over `max_source_length`."""
     folder.mkdir()
     for first, name in enumerate(("news", "test_a", "test_b", "talks")):
-        lines = [" ".join(WORDS[: 1 + (number + first) % 8]) for number in range(24)]
+        counts = [1 + (number + first) % 8 for number in range(24)]
+        lines = [" ".join(WORDS[:count]) for count in counts]
         lines[5] = (f"{name} " * 20)[:65]
-        (folder / f"{name}.en").write_text("\n".join(lines) + "\n")
-        (folder / f"{name}.de").write_text("\n".join(line.upper()[::-1] for line in lines) + "\n")
+        text = "\n".join(lines)
+        (folder / f"{name}.en").write_text(text)
+        (folder / f"{name}.de").write_text(text.upper())
     inputs = {split: [folder / name for name in names] for split, names in SPLITS.items()}
     return DATA | inputs
 
 
 def parsed(folder: Path, **fields: Any) -> Any:
-    chosen = {name: value for name, value in {**TINY_RUN, **fields}.items() if value is not None}
-    return parse_recipe(["--output_dir", str(folder), *as_flags(chosen)])
+    chosen = TINY_RUN | fields | {"output_dir": folder}
+    return parse_recipe(as_flags({name: value for name, value in chosen.items() if value is not None}))
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +72,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return folder / "data", fields
 
 
-def losses(folder: Path) -> list[dict[str, Any]]:
-    history = json.loads((folder / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
-    return [{name: each[name] for name in ("loss", "eval_loss", "step") if name in each} for each in history]
+def losses(folder: Path) -> list[tuple[float | None, float | None]]:
+    state = json.loads((folder / "checkpoint-4" / "trainer_state.json").read_text())
+    return [(each.get("loss"), each.get("eval_loss")) for each in state["log_history"]]
 
 
 def shouted(source: str, target: str, dice: Any) -> tuple[str, str]:
     return (source, target) if dice.random() < 0.5 else (f"{source} one", target)
 
 
-@pytest.mark.parametrize("changed", [{"pack": False}, {"pack": True}, {"rewrite": f"{__name__}:shouted"}], ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pack": False},
+        {"pack": True},
+        {"rewrite": f"{__name__}:shouted"},
+    ],
+    ids=str,
+)
 def test_run_on_prepared_data_is_the_run_on_its_text(
     folders: Folders, changed: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -95,7 +105,7 @@ def test_run_on_prepared_data_is_the_run_on_its_text(
         run_tiny(resumed, data=data, resume_from_checkpoint=direct / "checkpoint-2", **TRAINING, **changed)
     finally:
         shutil.move(tmp_path / text.name, text)
-    assert any("eval_loss" in each for each in losses(direct))
+    assert any(evaluated for _, evaluated in losses(direct))
     assert losses(prepared) == losses(direct)
     for folder in (prepared, resumed):
         assert_same_model(direct / "checkpoint-4", folder / "checkpoint-4")
@@ -155,7 +165,12 @@ def test_prepared_data_of_no_use_are_refused(folders: Folders, tmp_path: Path) -
     ],
 )
 def test_other_data_than_prepared_are_refused(
-    folders: Folders, name: str, value: int, prepared: int | None, remedy: str, tmp_path: Path
+    folders: Folders,
+    name: str,
+    value: int,
+    prepared: int | None,
+    remedy: str,
+    tmp_path: Path,
 ) -> None:
     data, _ = folders
     arguments = parsed(tmp_path / "run", data=data, **{"vocab_size": None, name: value})
@@ -164,19 +179,22 @@ def test_other_data_than_prepared_are_refused(
 
 
 def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None:
+    def parse(output: str, **fields: Any) -> Any:
+        return parse_recipe([str(recipe), *as_flags({**fields, "output_dir": tmp_path / output})])
+
     recipe = tmp_path / "recipe.yaml"
     rows = "by_pairs:\n  20:\n    vocab_size: 50\n  100:\n    vocab_size: 40\n"
     recipe.write_text(f"held_out_pairs: 3\nlearning_rate: 0.01\n{rows}")
-    fields = write_text(tmp_path / "text")
-    flags = as_flags({name: fields[name] for name in ("train", "tokens", "source_lang", "target_lang")})
-    data = str(tmp_path / "data")
-    prepare_run(*parse_recipe([str(recipe), "--output_dir", data, *flags]))
-    arguments = parse_recipe([str(recipe), "--output_dir", str(tmp_path / "run"), "--data", data])
+    text = write_text(tmp_path / "text")
+    fields = {name: text[name] for name in ("train", "tokens", "source_lang", "target_lang")}
+    prepare_run(*parse("data", **fields))
+    arguments = parse("run", data=tmp_path / "data")
     assert load_data(arguments, None, None).model_args.vocab_size == 40
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -247,4 +265,5 @@ def test_prepared_folder_is_not_written_by_several_ranks(
 def test_prepared_folder_is_new(folders: Folders) -> None:
     data, fields = folders
     assert "exists already" in error_of(prepare_run, *parsed(data, **fields))
-    assert error_of(prepare_run, *parsed(data.parent / "other", data=data)).startswith("data: ")
+    again = parsed(data.parent / "other", data=data)
+    assert error_of(prepare_run, *again).startswith("data: ")

@@ -50,32 +50,65 @@ def log_of(made, name):
 # 1. Exact
 
 
-def assert_same_course(actual, expected):
-    """The weights have moved equally from those of `tiny_model`, and the losses are the same."""
-    start = flat(tiny_model())
-    moved = flat(actual.model) - start
-    assert relative_error(moved, flat(expected.model) - start) <= 1e-5
-    assert log_of(actual, "loss") == pytest.approx(log_of(expected, "loss"), rel=1e-4)
+def smoothed():
+    return tiny_model(label_smoothing=0.1)
 
 
-def test_update_is_the_same_in_1_4_or_16_batches(tmp_path):
-    """8 updates of all 32 sentences."""
-    settings = {"tokens_per_update": 1001, "max_steps": 8, **DESCENT}
-    whole, four, sixteen = (
-        trained(
-            tmp_path,
-            model=tiny_model(label_smoothing=0.1),
-            max_tokens_per_batch=size,
-            **settings,
-        )
-        for size in (1000, 90, 22)
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """A run of transformers' own trainer, with all 32 sentences in each update."""
+    return trained(
+        tmp_path_factory.mktemp("theirs"),
+        model=smoothed(),
+        kind=Seq2SeqTrainer,
+        per_device_train_batch_size=32,
+        max_steps=8,
+        **DESCENT,
     )
-    counts = [len(made._updates.batches(0)) for made in (whole, four, sixteen)]
-    assert counts[0] == 1
-    assert 3 <= counts[1] <= 5
-    assert 14 <= counts[2] <= 18
-    assert_same_course(four, whole)
-    assert_same_course(sixteen, whole)
+
+
+def assert_update_is_theirs(made, theirs):
+    start = flat(smoothed())
+    moved = flat(made.model) - start
+    assert relative_error(moved, flat(theirs.model) - start) <= 1e-5
+    assert log_of(made, "loss") == pytest.approx(log_of(theirs, "loss"), rel=1e-4)
+
+
+def by_tokens(folder, max_tokens):
+    """8 updates of all 32 sentences."""
+    return trained(
+        folder,
+        model=smoothed(),
+        max_tokens_per_batch=max_tokens,
+        tokens_per_update=1001,
+        max_steps=8,
+        **DESCENT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "batches"),
+    [
+        (1000, range(1, 2)),
+        (90, range(3, 6)),
+        (22, range(14, 19)),
+    ],
+)
+def test_update_of_1_4_or_16_batches_equals_that_of_seq2seq_trainer(tmp_path, theirs, max_tokens, batches):
+    made = by_tokens(tmp_path, max_tokens)
+    assert len(made._updates.batches(0)) in batches
+    assert_update_is_theirs(made, theirs)
+
+
+def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch, theirs):
+    collated = partial(
+        collate_batches,
+        collator=collate,
+        row_unit=64,
+        pad_token_ids=(PAD, PAD),
+    )
+    monkeypatch.setattr(trainer, "padded_batches", lambda *_: collated)
+    assert_update_is_theirs(by_tokens(tmp_path, 60), theirs)
 
 
 def test_update_with_everything_on_is_the_same_in_1_or_8_batches(tmp_path):
@@ -98,20 +131,6 @@ def test_update_with_everything_on_is_the_same_in_1_or_8_batches(tmp_path):
         assert relative_error(average(made), average(whole)) <= 1e-5
 
 
-def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
-    def run(unit):
-        collated = partial(
-            collate_batches,
-            collator=collate,
-            row_unit=unit,
-            pad_token_ids=(PAD, PAD),
-        )
-        monkeypatch.setattr(trainer, "padded_batches", lambda *_: collated)
-        return trained(tmp_path, max_tokens_per_batch=60, max_steps=5, **DESCENT)
-
-    assert_same_course(run(64), run(1))
-
-
 @pytest.mark.parametrize(
     ("bf16", "positions", "rounded"),
     [
@@ -126,20 +145,6 @@ def test_shapes_are_rounded_in_bfloat16_on_a_cpu(tmp_path, bf16, positions, roun
     (batch,), *_ = made.get_train_dataloader()
     for name in ("input_ids", "attention_mask", "labels"):
         assert (batch[name].numel() % 64 == 0) is rounded
-
-
-def test_update_equals_that_of_seq2seq_trainer(tmp_path):
-    """The same 32 sentences in one batch of 32."""
-    batches = {"max_tokens_per_batch": 60, "tokens_per_update": 1000}
-    ours = trained(tmp_path, max_steps=5, **batches, **DESCENT)
-    theirs = trained(
-        tmp_path,
-        kind=Seq2SeqTrainer,
-        per_device_train_batch_size=32,
-        max_steps=5,
-        **DESCENT,
-    )
-    assert_same_course(ours, theirs)
 
 
 @pytest.mark.parametrize("strategy", ["random", "sequential"])
