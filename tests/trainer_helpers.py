@@ -52,7 +52,11 @@ TINY_RUN: dict[str, Any] = {
     "use_cpu": True,
 }
 
-SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 0.01}
+SAVING: dict[str, Any] = {
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "learning_rate": 0.01,
+}
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
@@ -68,9 +72,9 @@ def as_flags(fields: dict[str, Any]) -> list[str]:
 
 def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
     """Train a `TINY_RUN` with these fields and flags, without those that are None. Return its results."""
-    chosen = {name: value for name, value in {**TINY_RUN, **fields}.items() if value is not None}
-    flags = [*map(str, first), "--output_dir", str(folder), *as_flags(chosen)]
-    return run_training(*parse_recipe(flags))
+    chosen = TINY_RUN | fields | {"output_dir": folder}
+    flags = as_flags({name: value for name, value in chosen.items() if value is not None})
+    return run_training(*parse_recipe([*map(str, first), *flags]))
 
 
 def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dict[str, list[Path]]:
@@ -105,9 +109,13 @@ def change_json(file: Path, **fields: Any) -> None:
 def random_pairs(count: int, seed: int = 0) -> Rows:
     """Random sentences of 1 to 12 tokens with random translations."""
     dice = random.Random(seed)
-    sources = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed)
-    targets = sentences([dice.randint(1, 12) for _ in range(count)], seed=seed + 1)
-    return [{"input_ids": source, "labels": target} for source, target in zip(sources, targets, strict=True)]
+
+    def drawn(seed: int) -> list[list[int]]:
+        lengths = [dice.randint(1, 12) for _ in range(count)]
+        return sentences(lengths, seed=seed)
+
+    pairs = zip(drawn(seed), drawn(seed + 1), strict=True)
+    return [{"input_ids": source, "labels": target} for source, target in pairs]
 
 
 def collate(rows: Rows) -> dict[str, Tensor]:
@@ -251,7 +259,7 @@ def everything_on(folder: Path, resume: Any = None, dropout: float = 0.0, **sett
 
 def flat(model: nn.Module) -> Tensor:
     """A copy of all parameters in one vector."""
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 @contextmanager

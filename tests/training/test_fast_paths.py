@@ -33,10 +33,14 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS
 from tests import trainer_helpers
-from tests.model_helpers import error_of, randomise, tiny_config, tiny_model
+from tests.model_helpers import PAD, error_of, randomise, tiny_config, tiny_model
 from tests.trainer_helpers import DESCENT, collate, flat, make_trainer, padding_collator, random_pairs
 
-SIZES: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16}
+SIZES: dict[str, Any] = {
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "d_model": 16,
+}
 PAIRS = random_pairs(14)
 WHOLE: dict[str, Any] = {
     **DESCENT,
@@ -124,7 +128,8 @@ DECIDED = [REFUSED, BY_NUMBER_OF_PAIRS, CARRIED, CALLED, ELSEWHERE]
 
 
 def hooks_of_trainer() -> list[str]:
-    return [name for name, _ in inspect.getmembers(Seq2SeqTrainer, inspect.isroutine) if not name.startswith("__")]
+    members = inspect.getmembers(Seq2SeqTrainer, inspect.isroutine)
+    return [name for name, _ in members if not name.startswith("__")]
 
 
 def test_every_method_of_the_trainer_is_decided() -> None:
@@ -179,15 +184,16 @@ class Reversing(DataCollatorForSeq2Seq):
     """Changes the source, as word dropout, masking, truncation and tags do."""
 
     def __call__(self, features: Any, return_tensors: Any = None) -> Any:
-        return super().__call__([{**each, "input_ids": each["input_ids"][::-1]} for each in features])
+        return super().__call__([{**row, "input_ids": row["input_ids"][::-1]} for row in features])
 
 
 def own_start(rows: Any) -> Any:
     """A start token of each target, as for languages and styles."""
     batch = collate(rows)
-    start = batch["labels"][:, :1] % 7 + 4
-    shifted = torch.cat([start, batch["labels"][:, :-1]], dim=1)
-    return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, 1)}
+    labels = batch["labels"]
+    start = labels[:, :1] % 7 + 4
+    shifted = torch.cat([start, labels[:, :-1]], dim=1)
+    return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, PAD)}
 
 
 def with_weights(rows: Any) -> Any:
@@ -196,7 +202,8 @@ def with_weights(rows: Any) -> Any:
 
 def hide_first(rows: Any) -> Any:
     batch = collate(rows)
-    batch["attention_mask"][:, 0] = (batch["attention_mask"].sum(dim=1) == 1).long()
+    mask = batch["attention_mask"]
+    mask[:, 0] = mask.sum(dim=1) == 1
     return batch
 
 
@@ -241,8 +248,13 @@ def masked_labels() -> list[dict[str, list[int]]]:
     return rows
 
 
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of each position (B T,)."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+
+
 def squared(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    losses = F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="none")
+    losses = token_losses(outputs.logits, labels)
     return (losses**2).sum() / num_items_in_batch
 
 
@@ -267,7 +279,8 @@ class Mixing:
         self.gate = nn.Parameter(torch.zeros(1))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        return super().feed_forward(x + self.gate * F.pad(x, (0, 0, 1, 0))[:, :-1])  # type: ignore[misc]
+        before = F.pad(x, (0, 0, 1, 0))[:, :-1]
+        return super().feed_forward(x + self.gate * before)  # type: ignore[misc]
 
 
 class Gated:
@@ -295,8 +308,8 @@ class Pooling(VanillaTransformerForConditionalGeneration):
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
         outputs = super().forward(input_ids, attention_mask, **kwargs)
-        lengths = attention_mask.sum(dim=1).float()
-        outputs.loss = outputs.loss + 0.01 * lengths.mean() * self.lm_head.weight.mean()
+        length = attention_mask.sum(dim=1).float().mean()
+        outputs.loss = outputs.loss + 0.01 * length * self.lm_head.weight.mean()
         return outputs
 
 
@@ -318,13 +331,13 @@ def with_forward() -> Any:
     return model
 
 
-def near(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
-    return eager_attention_forward(module, query, key, value, mask, 1.5 * scaling, **kwargs)
+def near(module: Any, query: Any, *others: Any, **kwargs: Any) -> Any:
+    return eager_attention_forward(module, 1.5 * query, *others, **kwargs)
 
 
-def by_places(module: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-    place = torch.arange(key.shape[2])
-    return eager_attention_forward(module, query, key * place[:, None], *args, **kwargs)
+def by_places(module: Any, query: Any, key: Any, *others: Any, **kwargs: Any) -> Any:
+    places = torch.arange(key.shape[2])[:, None]
+    return eager_attention_forward(module, query, key * places, *others, **kwargs)
 
 
 def with_attention(function: Callable) -> Any:
@@ -335,7 +348,8 @@ def with_attention(function: Callable) -> Any:
 def padding_otherwise() -> Any:
     class Tokenizer(PreTrainedTokenizerFast):
         def pad(self, rows: Any, **kwargs: Any) -> Any:
-            return super().pad([{**row, "input_ids": row["input_ids"][:3]} for row in rows], **kwargs)
+            cut = [{**row, "input_ids": row["input_ids"][:3]} for row in rows]
+            return super().pad(cut, **kwargs)
 
     backend = padding_collator(None).tokenizer.backend_tokenizer
     return DataCollatorForSeq2Seq(Tokenizer(tokenizer_object=backend, pad_token="<pad>"))
@@ -447,7 +461,11 @@ def test_models_of_the_package_are_known(tmp_path: Path) -> None:
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "saved")
     assert foreign_part(loaded) is None
     peft = pytest.importorskip("peft", reason="needs PEFT")
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "fc1"], task_type="SEQ_2_SEQ_LM")
+    lora = peft.LoraConfig(
+        r=2,
+        target_modules=["q_proj", "fc1"],
+        task_type="SEQ_2_SEQ_LM",
+    )
     assert foreign_part(peft.get_peft_model(loaded, lora)) is None
     prompts = peft.PromptTuningConfig(
         task_type="SEQ_2_SEQ_LM",
@@ -584,8 +602,8 @@ class WeightedTokens(VanillaTransformerTrainer):
     ) -> Any:
         factors = inputs.pop("factors")  # (B, T)
         logits = model(**inputs).logits
-        losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
-        return (losses.view_as(factors) * factors).sum() / num_items_in_batch
+        losses = token_losses(logits, inputs["labels"])
+        return (losses * factors.flatten()).sum() / num_items_in_batch
 
 
 def test_tensors_of_a_collator_are_trained_in_bf16(tmp_path: Path) -> None:
@@ -604,10 +622,19 @@ def test_tensors_of_a_collator_are_trained_in_bf16(tmp_path: Path) -> None:
         )
         for bf16 in (True, False)
     )
-    assert (found - expected).norm() < 0.05 * (expected - flat(small_model())).norm()
+    moved = expected - flat(small_model())
+    assert (found - expected).norm() < 0.05 * moved.norm()
 
 
-@pytest.mark.parametrize("settings", [{"pack": True}, {"pack": False}, {"bf16": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pack": True},
+        {"pack": False},
+        {"bf16": True},
+    ],
+    ids=str,
+)
 def test_seen_tokens_are_those_of_the_pairs(settings: dict[str, Any], tmp_path: Path) -> None:
     trainer = trained(tmp_path, include_num_input_tokens_seen="non_padding", **settings)
     tokens = sum(len(pair["input_ids"]) for pair in PAIRS)
@@ -620,7 +647,8 @@ def test_muon_and_an_optimizer_of_the_caller_are_refused(tmp_path: Path) -> None
         return error_of(kind, model, args, train_dataset=PAIRS, data_collator=collate, **others)
 
     model = small_model()
-    line = refusal(VanillaTransformerTrainer, optimizers=(torch.optim.SGD(model.parameters()), None))
+    optimizer = torch.optim.SGD(model.parameters())
+    line = refusal(VanillaTransformerTrainer, optimizers=(optimizer, None))
     assert line.startswith("muon=True does not go with optimizers")
     for name in ("create_optimizer", "get_optimizer_cls_and_kwargs"):
         assert refusal(overriding(name, [])).startswith(f"muon=True does not go with {name} of Own")

@@ -94,8 +94,8 @@ def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(output: Path, **fields: Any) -> dict[str, Any]:
-    flags = as_flags({**SETTINGS, **fields})
-    return run_training(*parse_recipe(["--output_dir", str(output), *flags]), importers=IMPORTERS)
+    flags = as_flags({**SETTINGS, **fields, "output_dir": output})
+    return run_training(*parse_recipe(flags), importers=IMPORTERS)
 
 
 def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: Any) -> dict[str, Any]:
@@ -108,7 +108,14 @@ def tuned(base, text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned") / "run"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        results = fine_tune(folder, base, text, dropout=0.3, generation_max_length=40, max_steps=30)
+        results = fine_tune(
+            folder,
+            base,
+            text,
+            dropout=0.3,
+            generation_max_length=40,
+            max_steps=30,
+        )
     return folder, results, printed.getvalue()
 
 
