@@ -112,7 +112,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @each_objective
 @pytest.mark.parametrize("items", [None, 50])
 @pytest.mark.parametrize("fused", [True, False])
-def test_consistency_loss_matches_the_papers(name: str, smoothing: float, items: int | None, fused: bool) -> None:
+def test_consistency_loss_matches_the_papers(
+    name: str,
+    smoothing: float,
+    items: int | None,
+    fused: bool,
+) -> None:
     given = Positions()
     logits = given.lm_head(given.hidden)
     expected = numpy_loss(logits, given.labels, smoothing, OBJECTIVES[name])
@@ -211,16 +216,17 @@ def test_consistency_through_the_model_has_the_gradients_of_the_formula(method: 
         del inputs["labels"]
         states = model.model(**inputs).last_hidden_state
     loss, _ = objective.from_logits(model.lm_head(states), batch["labels"], 0.1)
-    tokens = batch["labels"].ne(-100).sum()
-    (loss / tokens).backward()
+    mean = loss / batch["labels"].ne(-100).sum()
+    mean.backward()
     assert_same_gradients(actual, {name: each.grad for name, each in model.named_parameters()})
 
 
 @both
 def test_consistency_update_is_the_same_in_1_or_8_batches(method: str, tmp_path: Path) -> None:
     whole = consistency_update(method, 32, 1, tmp_path)
+    parts = consistency_update(method, 4, 8, tmp_path)
     assert whole.norm() > 0.1
-    assert relative_error(consistency_update(method, 4, 8, tmp_path), whole) <= 1e-5
+    assert relative_error(parts, whole) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -267,17 +273,17 @@ def test_trainer_reads_a_batch_in_halves_once_consistency_starts(method: str, tm
 
 @both
 def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_path: Path) -> None:
-    def weights(folder: str, alpha: float, resume: Path | None = None, **settings: Any) -> Tensor:
+    def weights(folder: str, alpha: float, **settings: Any) -> Tensor:
         model = tiny_model(dropout=0.1)
         settings |= {f"{method}_alpha": alpha, "max_steps": 2, **SAVING}
-        trained(tmp_path / folder, random_pairs(16), model, resume=resume, **settings)
+        trained(tmp_path / folder, random_pairs(16), model, **settings)
         return flat(model)
 
     plain = weights("plain", 0.0)
     late = weights("late", 3.0, consistency_start=1)
     assert weights("never", 4.0, consistency_start=2).equal(plain)
     assert not late.equal(plain)
-    resumed = weights("resumed", 3.0, tmp_path / "plain" / "checkpoint-1")
+    resumed = weights("resumed", 3.0, resume=tmp_path / "plain" / "checkpoint-1")
     assert resumed.equal(late), "as the plain run's first checkpoint resumed with it"
 
 

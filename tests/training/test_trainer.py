@@ -316,10 +316,12 @@ def test_log_has_throughput_padding_and_perplexity(tmp_path):
 
 def test_throughput_is_that_of_the_clock_and_of_the_masks(monkeypatch):
     """A window starts at its first update, or at the end of the one before."""
-    clock = iter([10.0, 40.0, 100.0])
+    clock = iter([10.0, 41.0, 101.0])
     monkeypatch.setattr(log_metrics, "time", SimpleNamespace(monotonic=clock.__next__))
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-    batch = {"attention_mask": mask, "labels": torch.tensor([[4, 2], [5, -100]])}  # 7 tokens in 10 places
+    batch = {  # 8 tokens in 12 places
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "labels": torch.tensor([[4, 5, 2], [5, -100, -100]]),
+    }
     meter = log_metrics.ThroughputMeter()
 
     def read(update, limit):
@@ -327,11 +329,19 @@ def test_throughput_is_that_of_the_clock_and_of_the_masks(monkeypatch):
         return meter.read(state, lambda number: number, limit)
 
     assert read(0, 1e9) == {}
-    meter.count([batch, batch], 6)
-    meter.count([batch], torch.tensor(9))
-    assert read(2, 1e9) == {"tokens_per_second": 15 / 30, "padding": 0.3, "minutes_left": 10 * 30 / 2 / 60}
+    meter.count([batch, batch], 60)
+    meter.count([batch], torch.tensor(90))
+    assert read(2, 1e9) == {
+        "tokens_per_second": 4.8,  # 150 / 31
+        "padding": 0.3333,
+        "minutes_left": 2.583,  # 10 * 31 / 2 / 60
+    }
     meter.count([batch], 120)
-    assert read(3, 1.0) == {"tokens_per_second": 120 / 60, "padding": 0.3, "minutes_left": 1.0}
+    assert read(3, 1.0) == {
+        "tokens_per_second": 2.0,
+        "padding": 0.3333,
+        "minutes_left": 1.0,
+    }
 
 
 @pytest.mark.parametrize(
