@@ -46,8 +46,13 @@ TARGETS = [
 UNSEEN = ["", "  Ünknown žluťoučký 漢字 <unk> </s> words …", "dogs  and\tcats"]
 
 SIZES = {
-    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48},
-    **{"encoder_attention_heads": 4, "decoder_attention_heads": 8},
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 8,
 }
 
 # pytest's `record_property`, for tests/interop/imports_table.py
@@ -57,6 +62,11 @@ Record = Callable[[str, object], None]
 def installed(package: str) -> str:
     """Its name and version."""
     return f"{package} {version(package)}"
+
+
+def assert_fields(settings: object, **expected: Any) -> None:
+    """Compare some fields of a configuration, or of the settings of a search."""
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 def spelt(fields: dict[str, Any]) -> str:

@@ -26,15 +26,23 @@ NAMES = {
         {"self": "self_attn.", "cross": "context_attn."},
         {"q": "linear_query", "k": "linear_keys", "v": "linear_values", "o": "final_linear"},
     ),
-    **{"self.norm": "input_layernorm", "cross.norm": "precontext_layernorm", "ffn.norm": "post_attention_layernorm"},
-    **{"ffn.1": "mlp.gate_up_proj", "ffn.2": "mlp.down_proj", "norm": "layer_norm", "output": "generator"},
+    "self.norm": "input_layernorm",
+    "cross.norm": "precontext_layernorm",
+    "ffn.norm": "post_attention_layernorm",
+    "ffn.1": "mlp.gate_up_proj",
+    "ffn.2": "mlp.down_proj",
+    "norm": "layer_norm",
+    "output": "generator",
 }
 
 # eole saves the options that were given, and those that it derives for the stacks.
 STACK = {"layers": 2, "heads": HEADS, "hidden_size": D, "transformer_ff": FFN, "n_positions": None}
 
 MODEL = {
-    **{"architecture": "transformer", "heads": HEADS, "hidden_size": D, "transformer_ff": FFN},
+    "architecture": "transformer",
+    "heads": HEADS,
+    "hidden_size": D,
+    "transformer_ff": FFN,
     "embeddings": {"position_encoding": True},
     "encoder": {"encoder_type": "transformer", **STACK},
     "decoder": {"decoder_type": "transformer", "with_cross_attn": True, **STACK},

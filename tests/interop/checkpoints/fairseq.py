@@ -39,8 +39,13 @@ NAMES = {
         {"self": "self_attn.", "cross": "encoder_attn."},
         {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"},
     ),
-    **{"self.norm": "self_attn_layer_norm", "cross.norm": "encoder_attn_layer_norm", "ffn.norm": "final_layer_norm"},
-    **{"ffn.1": "fc1", "ffn.2": "fc2", "norm": "layer_norm", "output": "decoder.output_projection"},
+    "self.norm": "self_attn_layer_norm",
+    "cross.norm": "encoder_attn_layer_norm",
+    "ffn.norm": "final_layer_norm",
+    "ffn.1": "fc1",
+    "ffn.2": "fc2",
+    "norm": "layer_norm",
+    "output": "decoder.output_projection",
 }
 
 

@@ -21,9 +21,14 @@ NAMES = {
         {"encoder.self": "src_src_att.", "decoder.self": "trg_trg_att.", "decoder.cross": "src_trg_att."},
         {"q": "q_layer", "k": "k_layer", "v": "v_layer", "o": "output_layer"},
     ),
-    **{"encoder.self.norm": "layer_norm", "decoder.self.norm": "x_layer_norm", "cross.norm": "dec_layer_norm"},
-    **{"ffn.1": "feed_forward.pwff_layer.0", "ffn.2": "feed_forward.pwff_layer.3"},
-    **{"ffn.norm": "feed_forward.layer_norm", "norm": "layer_norm", "output": "decoder.output_layer"},
+    "encoder.self.norm": "layer_norm",
+    "decoder.self.norm": "x_layer_norm",
+    "cross.norm": "dec_layer_norm",
+    "ffn.1": "feed_forward.pwff_layer.0",
+    "ffn.2": "feed_forward.pwff_layer.3",
+    "ffn.norm": "feed_forward.layer_norm",
+    "norm": "layer_norm",
+    "output": "decoder.output_layer",
 }
 
 

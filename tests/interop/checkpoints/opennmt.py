@@ -16,20 +16,35 @@ PEER = "NumPy restatement of OpenNMT-py 3.5"
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
 
 OPTIONS = {
-    **{"encoder_type": "transformer", "decoder_type": "transformer", "heads": HEADS, "layer_norm": "standard"},
-    **{"position_encoding": True, "max_relative_positions": 0, "self_attn_type": "scaled-dot", "dropout": [0.1]},
-    **{"attention_dropout": [0.1], "pos_ffn_activation_fn": "relu", "add_qkvbias": False, "norm_eps": 1e-6},
+    "encoder_type": "transformer",
+    "decoder_type": "transformer",
+    "heads": HEADS,
+    "layer_norm": "standard",
+    "position_encoding": True,
+    "max_relative_positions": 0,
+    "self_attn_type": "scaled-dot",
+    "dropout": [0.1],
+    "attention_dropout": [0.1],
+    "pos_ffn_activation_fn": "relu",
+    "add_qkvbias": False,
+    "norm_eps": 1e-6,
 }
 
 NAMES = {
-    **{"encoder": "encoder.transformer", "decoder": "decoder.transformer_layers"},
+    "encoder": "encoder.transformer",
+    "decoder": "decoder.transformer_layers",
     **attention_names(
         {"self": "self_attn.", "cross": "context_attn."},
         {"q": "linear_query", "k": "linear_keys", "v": "linear_values", "o": "final_linear"},
     ),
-    **{"encoder.self.norm": "layer_norm", "decoder.self.norm": "layer_norm_1", "cross.norm": "layer_norm_2"},
-    **{"ffn.1": "feed_forward.w_1", "ffn.2": "feed_forward.w_2", "ffn.norm": "feed_forward.layer_norm"},
-    **{"norm": "layer_norm", "output": "generator"},
+    "encoder.self.norm": "layer_norm",
+    "decoder.self.norm": "layer_norm_1",
+    "cross.norm": "layer_norm_2",
+    "ffn.1": "feed_forward.w_1",
+    "ffn.2": "feed_forward.w_2",
+    "ffn.norm": "feed_forward.layer_norm",
+    "norm": "layer_norm",
+    "output": "generator",
 }
 EMBEDDING = "embeddings.make_embedding.emb_luts.0"
 

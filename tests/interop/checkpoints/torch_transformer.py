@@ -14,7 +14,10 @@ PEER = f"`torch.nn.Transformer`, {installed('torch')}"
 
 #: What a state dictionary of PyTorch's tutorial lacks, but for the number of heads.
 TUTORIAL_OPTIONS = {
-    **{"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
+    "unk_token_id": 0,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
     "scale_embedding": True,
 }
 SIZES = {"d_model": 32, "nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 3, "dim_feedforward": 40}
