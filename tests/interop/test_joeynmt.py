@@ -21,26 +21,29 @@ from tests.model_helpers import error_of
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_joeynmt_folder_gives_its_logits(tied: bool, tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_folder_gives_its_logits(tied: bool, tmp_path: Path, compared: Compare) -> None:
     model = weights((23, 23 if tied else 29), tied)
     save(tmp_path / "joey", model, (named(19, "a"), named(19, "a") if tied else named(25, "b")))
-    ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(model))))
+    ours, _, _ = compared(PEER, "joeynmt", tmp_path / "joey", restated(model))
     assert ours.config.share_encoder_decoder_embeddings is ours.config.tie_word_embeddings is tied
     search = ours.generation_config
     # ((5 + length) / 6)^alpha is the paper's, and has no length_penalty
-    assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 40)
+    assert_fields(
+        search,
+        num_beams=5,
+        paper_length_penalty=1.0,
+        max_new_tokens=40,
+    )
     assert search.beam_search_rule == "joeynmt"
     assert search.length_penalty is None and search.decoder_start_token_id == 2
 
 
-def test_joeynmt_pre_norm_folder_gives_its_logits(tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_pre_norm_folder_gives_its_logits(tmp_path: Path, compared: Compare) -> None:
     given, model = options(), with_final_norms(weights((23, 29)))
     for stack in ("encoder", "decoder"):
         given["model"][stack]["layer_norm"] = "pre"
     save(tmp_path / "joey", model, (named(19, "a"), named(25, "b")), given)
-    ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(model, pre_norm=True))))
+    ours, _, _ = compared(PEER, "joeynmt", tmp_path / "joey", restated(model, pre_norm=True))
     assert ours.config.layer_norm_position == "pre"
 
 
@@ -64,17 +67,21 @@ def options_of_version_1(**data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "data", [{}, {"trg": False}, {"level": "word", "lowercase": True}, {"src_vocab": None, "trg_vocab": None}]
 )
-def test_joeynmt_version_1_folder_gives_its_logits(data, tmp_path, record_property):
+def test_joeynmt_version_1_folder_gives_its_logits(data, tmp_path, compared):
     """Also if Norwegian is `no`, false in YAML."""
     model = with_final_norms(weights((23, 23), tied=True))
     save(tmp_path / "joey", model, (named(19, "a"),) * 2, options_of_version_1(**data))
     if not data:  # only the vocabulary that the options name
         (tmp_path / "joey" / "src_vocab.txt").rename(tmp_path / "joey" / "vocab.txt")
         (tmp_path / "joey" / "trg_vocab.txt").unlink()
-    ours, tokenizer, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(model, pre_norm=True))))
+    ours, tokenizer, _ = compared(PEER, "joeynmt", tmp_path / "joey", restated(model, pre_norm=True))
     search = ours.generation_config
-    assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 30)
+    assert_fields(
+        search,
+        num_beams=5,
+        paper_length_penalty=1.0,
+        max_new_tokens=30,
+    )
     assert not search.suppress_tokens and not search.min_new_tokens
     notes = from_joeynmt(tmp_path / "joey").notes
     assert not hasattr(search, "beam_search_rule") and any("JoeyNMT 1 ends" in note for note in notes)
@@ -82,14 +89,13 @@ def test_joeynmt_version_1_folder_gives_its_logits(data, tmp_path, record_proper
     assert tokenizer("a3 A4 x")["input_ids"] == [7, 8 if data.get("lowercase") else 0, 0, 3]
 
 
-def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
+def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, compared: Compare) -> None:
     given, model = options(), weights((23, 29))
     for stack in ("encoder", "decoder"):
         given["model"][stack] |= {"activation": "gelu", "embeddings": {"embedding_dim": D}}
     save(tmp_path, model, (named(19, "a"), named(25, "b")), given)
     (tmp_path / "best.ckpt").rename(tmp_path / "500.ckpt")
-    ours, _, _ = converted("joeynmt", tmp_path / "500.ckpt", tmp_path / "ours")
-    record_property("logits", (PEER, assert_restated(ours, restated(model, activation="gelu", scale=False))))
+    compared(PEER, "joeynmt", tmp_path / "500.ckpt", restated(model, activation="gelu", scale=False))
 
 
 def test_joeynmt_search_options(tmp_path: Path) -> None:
@@ -98,14 +104,24 @@ def test_joeynmt_search_options(tmp_path: Path) -> None:
     save(tmp_path, weights((23, 29)), (named(19, "a"), named(25, "b")), given)
     found = from_joeynmt(tmp_path)
     search = found.model.generation_config
-    assert (search.num_beams, search.paper_length_penalty, search.min_new_tokens) == (3, 0.0, 2)
+    assert_fields(
+        search,
+        num_beams=3,
+        paper_length_penalty=0.0,
+        min_new_tokens=2,
+    )
     # never the start and the padding, and unknown tokens only if wanted
     assert sorted(search.suppress_tokens) == [0, 1, 2] and "1.5 times" in "; ".join(found.notes)
     given["testing"] |= {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "max_output_length": 9}
     save(tmp_path, weights((23, 29)), (named(19, "a"), named(25, "b")), given)
     found = from_joeynmt(tmp_path)
     search = found.model.generation_config
-    assert (search.no_repeat_ngram_size, search.encoder_no_repeat_ngram_size, search.max_new_tokens) == (2, 2, 9)
+    assert_fields(
+        search,
+        no_repeat_ngram_size=2,
+        encoder_no_repeat_ngram_size=2,
+        max_new_tokens=9,
+    )
     assert search.repetition_penalty == 1.5 and search.encoder_repetition_penalty == pytest.approx(1 / 1.5)
     assert "exempts special tokens" in "; ".join(found.notes)
     written = found.model.generate(torch.tensor([[7, 8, 9, 3]]))[0, 1:].tolist()

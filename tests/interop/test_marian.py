@@ -78,10 +78,9 @@ def test_marian_export_names_unsupported_options(fields: dict, record_property: 
     ],
     ids=["opus", "two vocabularies", "nothing tied", "gelu"],
 )
-def test_marian_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
+def test_marian_folder_gives_its_logits(fields: dict, tmp_path: Path, compared: Compare) -> None:
     theirs = write_opus_folder(tmp_path / "opus", **fields)
-    ours, _, _ = converted("marian", tmp_path / "opus", tmp_path / "ours")
-    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+    ours, _, _ = compared(PEER, "marian", tmp_path / "opus", theirs)
     assert ours.config.lm_head_bias and ours.config.position_encoding_type == "sinusoidal_split"
 
 
@@ -198,10 +197,9 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(tmp
     record_property("logits", (marian_npz.PEER, assert_restated(found.model, theirs)))
 
 
-def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_property: Record) -> None:
+def test_marian_folder_with_separate_vocabularies(tmp_path: Path, compared: Compare) -> None:
     theirs, peer = write_separate_opus_folder(tmp_path / "opus")
-    ours, tokenizer, target = converted("marian", tmp_path / "opus", tmp_path / "ours")
-    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+    ours, tokenizer, target = compared(PEER, "marian", tmp_path / "opus", theirs)
     assert tokenizer(SOURCES)["input_ids"] == peer(SOURCES)["input_ids"]
     expected = peer(text_target=TARGETS)["input_ids"]
     assert target(text_target=TARGETS)["input_ids"] == expected != peer(TARGETS)["input_ids"]

@@ -21,7 +21,7 @@ from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import D
 from tests.interop.checkpoints.marian_npz import PEER, restated, save, weights
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
-from tests.interop.restatement import assert_restated
+from tests.interop.restatement import Restatement
 from tests.model_helpers import assert_near, error_of
 
 
@@ -147,7 +147,12 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder))
     ours, tokenizer, target = converted("marian-npz", folder, tmp_path / "ours")
     search = ours.generation_config
-    assert (search.num_beams, search.length_penalty, search.decoder_start_token_id) == (6, 0.6, len(tokens))
+    assert_fields(
+        search,
+        num_beams=6,
+        length_penalty=0.6,
+        decoder_start_token_id=len(tokens),
+    )
     processors = [
         sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{s}.spm")) for s in ("source", "target")
     ]
@@ -211,7 +216,11 @@ def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
     assert found.tokenizer is not None
     assert found.tokenizer("yes null")["input_ids"] == [TOKENS.index("yes"), TOKENS.index("null"), 0]
     search = found.model.generation_config
-    assert (search.num_beams, search.length_penalty) == (12, 0.0)
+    assert_fields(
+        search,
+        num_beams=12,
+        length_penalty=0.0,
+    )
     assert "--word-penalty" in "; ".join(found.notes)
 
 

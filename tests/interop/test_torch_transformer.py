@@ -58,23 +58,21 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
     ],
     ids=["PyTorch's tutorial", "gelu", "learned positions", "own names", "shared", "no biases", "pre-norm"],
 )
-def test_torch_transformer_gives_its_logits(names, settings, options, tmp_path, record_property):
-    theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
+def test_torch_transformer_gives_its_logits(names, settings, options, model_file, compared):
+    theirs = saved(AroundTorch(names, **settings), model_file)
     options = {**TUTORIAL_OPTIONS, **options}
-    ours, tokenizer, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
-    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+    ours, tokenizer, _ = compared(PEER, "torch", model_file, theirs, heads=4, **options)
     assert tokenizer is None and ours.config.final_layer_norm
     assert ours.config.share_encoder_decoder_embeddings is settings.get("shared", False)
 
 
-def test_torch_transformer_without_final_norm(tmp_path: Path, record_property: Record) -> None:
+def test_torch_transformer_without_final_norm(model_file: Path, compared: Compare) -> None:
     common = {"d_model": 32, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "batch_first": True}
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False)
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
     settings = {"custom_encoder": encoder, "custom_decoder": decoder, "batch_first": True}
-    theirs = saved(AroundTorch(PYTORCH_TUTORIAL, **settings), tmp_path / "model.pt")
-    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS)
-    record_property("logits", (PEER, assert_same_logits(ours, theirs)))
+    theirs = saved(AroundTorch(PYTORCH_TUTORIAL, **settings), model_file)
+    ours, _, _ = compared(PEER, "torch", model_file, theirs, heads=4, **TUTORIAL_OPTIONS)
     assert not ours.config.final_layer_norm
     weights = theirs.state_dict() | {f"transformer.encoder.norm.{part}": torch.ones(32) for part in ("weight", "bias")}
     assert "norm" in error_of(from_torch, weights, 4)
@@ -131,18 +129,18 @@ WRAPPERS: dict[str, Callable[[dict], Any]] = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-def test_torch_wrappers_of_trainers_are_removed(wrap: str, tmp_path: Path) -> None:
+def test_torch_wrappers_of_trainers_are_removed(wrap: str, model_file: Path) -> None:
     weights = randomise(AroundTorch(PYTORCH_TUTORIAL)).state_dict()
     plain = from_torch(weights, 4).model
-    torch.save(WRAPPERS[wrap](weights), tmp_path / "model.pt")
-    other = from_torch(tmp_path / "model.pt", 4).model
+    torch.save(WRAPPERS[wrap](weights), model_file)
+    other = from_torch(model_file, 4).model
     assert all(a.equal(b) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
 
 
-def test_torch_module_that_was_saved_whole_is_read_without_its_code(tmp_path: Path) -> None:
+def test_torch_module_that_was_saved_whole_is_read_without_its_code(model_file: Path) -> None:
     theirs = randomise(Whole(AroundTorch(PYTORCH_TUTORIAL)))
-    torch.save(theirs, tmp_path / "model.pt")
-    ours, plain = from_torch(tmp_path / "model.pt", 4), from_torch(theirs.net.state_dict(), 4)
+    torch.save(theirs, model_file)
+    ours, plain = from_torch(model_file, 4), from_torch(theirs.net.state_dict(), 4)
     assert all(a.equal(b) for a, b in zip(plain.model.parameters(), ours.model.parameters(), strict=True))
 
 
@@ -158,9 +156,9 @@ def nested(depth: int) -> Any:
     [nested(30), {10**5000: 1}, {("a",): torch.ones(1)}, 7, [], {"state_dict": 3}, torch.ones(3), {"a": {"b": None}}],
     ids=["nested", "number", "tuple", "integer", "empty", "no dictionary", "tensor", "nothing"],
 )
-def test_torch_files_without_a_model_give_one_line(saved: Any, tmp_path: Path) -> None:
-    torch.save(saved, tmp_path / "model.pt")
-    error = error_of(from_torch, tmp_path / "model.pt", 4)
+def test_torch_files_without_a_model_give_one_line(saved: Any, model_file: Path) -> None:
+    torch.save(saved, model_file)
+    error = error_of(from_torch, model_file, 4)
     assert "model.pt" in error and len(error) < 500
 
 
@@ -220,13 +218,13 @@ def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
     assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
 
 
-def test_average_next_to_the_model_is_named(tmp_path: Path) -> None:
+def test_average_next_to_the_model_is_named(model_file: Path) -> None:
     theirs = AroundTorch(PYTORCH_TUTORIAL)
     average = torch.optim.swa_utils.AveragedModel(theirs)
-    torch.save({"model": theirs.state_dict(), "ema": average.state_dict()}, tmp_path / "model.pt")
-    assert "left out: ema" in "; ".join(from_torch(tmp_path / "model.pt", 4).notes)
-    torch.save(WRAPPERS["average next to it"](theirs.state_dict()), tmp_path / "model.pt")
-    assert "an average" in "; ".join(from_torch(tmp_path / "model.pt", 4).notes)
+    torch.save({"model": theirs.state_dict(), "ema": average.state_dict()}, model_file)
+    assert "left out: ema" in "; ".join(from_torch(model_file, 4).notes)
+    torch.save(WRAPPERS["average next to it"](theirs.state_dict()), model_file)
+    assert "an average" in "; ".join(from_torch(model_file, 4).notes)
 
 
 def test_learned_gates_with_the_name_of_a_mask_are_not_lost() -> None:
@@ -246,7 +244,7 @@ def test_layers_of_other_code_are_refused_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.json", "folder"])
-def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
+def test_torch_tokenizer_is_given(kind: str, model_file: Path, tmp_path: Path) -> None:
     """As Umar Jamil's tutorial trains and saves one."""
     sides = []
     for name, lines in (("en", SOURCES), ("de", TARGETS)):
@@ -259,12 +257,10 @@ def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
         fast_tokenizer(Tokenizer.from_file(str(tmp_path / f"{name}.json")), eos_token="[EOS]").save_pretrained(
             tmp_path / name
         )
-    theirs = saved(AroundTorch(PYTORCH_TUTORIAL), tmp_path / "model.pt")
+    theirs = saved(AroundTorch(PYTORCH_TUTORIAL), model_file)
     suffix = {"tokenizer.json": ".json", "folder": ""}[kind]
     files = {name: tmp_path / f"{side}{suffix}" for name, side in (("tokenizer", "en"), ("target_tokenizer", "de"))}
-    ours, source, target = converted(
-        "torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS, **files
-    )
+    ours, source, target = converted("torch", model_file, tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS, **files)
     text = "a cat runs in the snow ."
     ids = sides[0].encode(text).ids
     assert source(text)["input_ids"] == ([*ids, 3] if kind == "folder" else [2, *ids, 3])
@@ -273,7 +269,7 @@ def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
         sides[1].encode(TARGETS[0]).ids
     )
     assert theirs is not None and ours.config.bos_token_id == 2
-    assert "<pad>" not in "; ".join(from_torch(tmp_path / "model.pt", 4, **files).notes)
+    assert "<pad>" not in "; ".join(from_torch(model_file, 4, **files).notes)
 
 
 def write_tokens(path: Path, *tokens: str) -> None:
