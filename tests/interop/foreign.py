@@ -86,11 +86,10 @@ def train_sentencepiece(path: Path, lines: list[str], vocab_size: int = 80, **se
     return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
 
 
-def learnt_codes(path: Path, lines: list[str]) -> BPE:
+def learnt_codes(path: Path, lines: list[str], count: int = 30) -> BPE:
     """Write codes of subword-nmt, and return their encoding."""
-    path.with_suffix(".txt").write_text("\n".join(lines), encoding="utf-8")
-    with path.with_suffix(".txt").open(encoding="utf-8") as text, path.open("w", encoding="utf-8") as codes:
-        learn_bpe(text, codes, 30)
+    with path.open("w", encoding="utf-8") as codes:
+        learn_bpe([f"{line}\n" for line in lines], codes, count)
     with path.open(encoding="utf-8") as codes:
         return BPE(codes)
 

@@ -100,9 +100,15 @@ def restated(arrays: dict[str, np.ndarray], **changes: Any) -> Restatement:
         return numbers[names[0]], numbers[names[1]]
 
     stacks = {"source": "encoder", "target": "decoder"}
+
+    def embedding(side: str) -> np.ndarray:
+        """With a row for the start token, which conversion adds."""
+        table = numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb"))
+        return np.pad(table, ((0, 1), (0, 0)))
+
     theirs = Restatement(
         pair,
-        embedding=lambda side: numbers.get("Wemb", numbers.get(f"{stacks[side]}_Wemb")).copy(),
+        embedding,
         position=marian_position,
         layers=LAYERS,
         heads=HEADS,
