@@ -64,8 +64,7 @@ def refused(source_format: str, source: Path, **options: Any) -> str:
 @pytest.fixture
 def joey(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     """A folder of JoeyNMT, and its options to be changed."""
-    tokens = joeynmt.named(3, "a"), joeynmt.named(2, "b")
-    joeynmt.save(tmp_path / "joey", joeynmt.weights((7, 6)), tokens)
+    joeynmt.save(tmp_path / "joey", joeynmt.weights((7, 6)))
     return tmp_path / "joey", joeynmt.options()
 
 

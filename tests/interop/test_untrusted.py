@@ -89,7 +89,7 @@ def save_state_dict(path: Path) -> None:
 
 
 def save_joeynmt(folder: Path) -> None:
-    joeynmt.save(folder, joeynmt.weights((7, 6)), (joeynmt.named(3, "a"), joeynmt.named(2, "b")))
+    joeynmt.save(folder, joeynmt.weights((7, 6)))
 
 
 SAFETENSORS, FFN = "model.safetensors", "model.encoder.layers.0.fc1.weight"

@@ -18,7 +18,11 @@ SPECIAL = ["<unk>", "<pad>", "<s>", "</s>"]
 NAMES = {
     **{stack: f"{stack}.layers" for stack in ("encoder", "decoder")},
     **attention_names(
-        {"encoder.self": "src_src_att.", "decoder.self": "trg_trg_att.", "decoder.cross": "src_trg_att."},
+        {
+            "encoder.self": "src_src_att.",
+            "decoder.self": "trg_trg_att.",
+            "decoder.cross": "src_trg_att.",
+        },
         {"q": "q_layer", "k": "k_layer", "v": "v_layer", "o": "output_layer"},
     ),
     "encoder.self.norm": "layer_norm",
@@ -64,13 +68,24 @@ def options() -> dict[str, Any]:
 
 
 def save(
-    folder: Path, model: dict[str, Tensor], tokens: tuple[list[str], list[str]], given: dict[str, Any] | None = None
+    folder: Path,
+    model: dict[str, Tensor],
+    tokens: tuple[list[str], list[str]] | None = None,
+    given: dict[str, Any] | None = None,
 ) -> None:
+    """A model_dir. Default of the tokens without the special ones: "a0", "a1" … and "b0", "b1" …."""
+    if tokens is None:
+        sizes = (len(model[f"{side}_embed.lut.weight"]) - len(SPECIAL) for side in ("src", "trg"))
+        tokens = tuple(map(named, sizes, "ab"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(given or options()))
     for side, lines in zip(("src", "trg"), tokens, strict=True):
         (folder / f"{side}_vocab.txt").write_text("\n".join([*SPECIAL, *lines]) + "\n", encoding="utf-8")
-    state = {"model_state": model, "optimizer_state": {"state": {}, "param_groups": []}, "stats_state": {"steps": 7}}
+    state = {
+        "model_state": model,
+        "optimizer_state": {"state": {}, "param_groups": []},
+        "stats_state": {"steps": 7},
+    }
     torch.save(state, folder / "best.ckpt")
 
 
