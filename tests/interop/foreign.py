@@ -95,7 +95,10 @@ def learnt_codes(path: Path, lines: list[str], count: int = 30) -> BPE:
 
 
 def write_opus_tokenizer(
-    folder: Path, codes: Sequence[str] = ("de",), sources: list[str] = SOURCES, targets: list[str] = TARGETS
+    folder: Path,
+    codes: Sequence[str] = ("de",),
+    sources: list[str] = SOURCES,
+    targets: list[str] = TARGETS,
 ) -> int:
     """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last. Returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +151,8 @@ def write_opus_folder(folder: Path, codes: Sequence[str] = ("de",), **fields: An
     size = write_opus_tokenizer(folder, codes)
     ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
     ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
-    config = MarianConfig(**{**SIZES, **ids, "activation_function": "swish", "scale_embedding": True, **fields})
+    settings = SIZES | ids | {"activation_function": "swish", "scale_embedding": True} | fields
+    config = MarianConfig(**settings)
     model = randomise(MarianMTModel(config))
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
@@ -191,9 +195,15 @@ def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
 def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGeneration:
     """Like facebook/wmt19-en-de, but small and with random weights."""
     source_size, target_size = write_fsmt_tokenizer(folder)
-    sizes = {"src_vocab_size": source_size, "tgt_vocab_size": target_size}
-    search = {"num_beams": 3, "length_penalty": 1.2, "max_length": 15}
-    config = FSMTConfig(**{**SIZES, **sizes, **search, **fields})
+    settings = {
+        **SIZES,
+        "src_vocab_size": source_size,
+        "tgt_vocab_size": target_size,
+        "num_beams": 3,
+        "length_penalty": 1.2,
+        "max_length": 15,
+    }
+    config = FSMTConfig(**settings | fields)
     model = FSMTForConditionalGeneration(config)
     tables = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
     randomise(model).load_state_dict(tables, strict=False)
@@ -206,17 +216,18 @@ def write_m2m100_folder(folder: Path, tokenizer: bool = True, **fields: Any) -> 
     """Like facebook/m2m100_418M, but small and with random weights."""
     folder.mkdir(parents=True)
     pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>"))]
+    tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     files = str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model")
     theirs = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
-    model = randomise(
-        M2M100ForConditionalGeneration(
-            M2M100Config(**{**SIZES, **fields}, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
-        )
-    )
+    size = max(theirs.lang_code_to_id.values()) + 9
+    config = M2M100Config(**SIZES | fields, vocab_size=size)
+    model = randomise(M2M100ForConditionalGeneration(config))
     model.generation_config = GenerationConfig(
-        **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=2,
         num_beams=5,
         max_length=14,
         early_stopping=True,

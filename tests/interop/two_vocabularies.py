@@ -32,20 +32,31 @@ def write_separate_opus_folder(
 ) -> tuple[MarianMTModel, MarianTokenizer]:
     """Like `write_opus_folder`, with `separate_vocabs`. `sizes` are without the three special tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
-    files["target_vocab_file"] = "target_vocab.json"
-    for side, file, lines, size in zip(
-        ("source", "target"), ("vocab", "target_vocab_file"), (SOURCES, TARGETS), sizes, strict=True
+    for spm, vocabulary, lines, size in (
+        ("source.spm", "vocab.json", SOURCES, sizes[0]),
+        ("target.spm", "target_vocab.json", TARGETS, sizes[1]),
     ):
-        pieces = train_sentencepiece(folder / f"{side}.spm", lines, size + 10)
+        pieces = train_sentencepiece(folder / spm, lines, size + 10)
         rest = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][:size]
         tokens = ["</s>", "<unk>", *rest, "<pad>"]
-        (folder / files[file]).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-    tokenizer = MarianTokenizer(**{name: str(folder / file) for name, file in files.items()}, separate_vocabs=True)
-    fields = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "vocab_size": sizes[0] + 3}
-    fields |= {"decoder_vocab_size": sizes[1] + 3, "pad_token_id": sizes[0] + 2, "decoder_attention_heads": 4}
-    # written elsewhere, because it writes a tokenizer too
-    model = write_opus_folder(folder.parent / "model", decoder_start_token_id=sizes[0] + 2, **fields)
+        (folder / vocabulary).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    tokenizer = MarianTokenizer(
+        source_spm=str(folder / "source.spm"),
+        target_spm=str(folder / "target.spm"),
+        vocab=str(folder / "vocab.json"),
+        target_vocab_file=str(folder / "target_vocab.json"),
+        separate_vocabs=True,
+    )
+    model = write_opus_folder(
+        folder.parent / "model",  # elsewhere, because it writes a tokenizer too
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+        vocab_size=sizes[0] + 3,
+        decoder_vocab_size=sizes[1] + 3,
+        pad_token_id=sizes[0] + 2,
+        decoder_start_token_id=sizes[0] + 2,
+        decoder_attention_heads=4,
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model, tokenizer
@@ -70,21 +81,22 @@ def _marian_npz(folder: Path) -> Path:
     names = ["vocab.en.spm", "vocab.de.spm"]
     source = train_sentencepiece(folder / names[0], SOURCES, 70, **_SPM)
     target = train_sentencepiece(folder / names[1], TARGETS, 75, **_SPM)
-    marian_npz.save(folder / "model.npz", marian_npz.weights((len(source), len(target)), "none"), vocabs=names)
+    arrays = marian_npz.weights((len(source), len(target)), "none")
+    marian_npz.save(folder / "model.npz", arrays, vocabs=names)
     return _converted("marian-npz", folder / "model.npz", folder)
 
 
 def _fairseq_spm(folder: Path) -> Path:
-    options = {}
-    for option, side, lines, size in (("", "en", SOURCES, 70), ("target_", "de", TARGETS, 75)):
-        options[f"{option}sentencepiece"] = folder / f"{side}.spm"
-        pieces = train_sentencepiece(folder / f"{side}.spm", lines, size)
-        fairseq.write_dictionaries(
-            folder, {side: [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")]}
-        )
-    sizes = [len((folder / f"dict.{side}.txt").read_text().splitlines()) + 4 for side in ("en", "de")]
-    fairseq.save(folder / "model.pt", fairseq.weights(*sizes))
-    return _converted("fairseq", folder / "model.pt", folder, **options)
+    sides = {}
+    for side, size in (("en", 70), ("de", 75)):
+        pieces = train_sentencepiece(folder / f"{side}.spm", _LINES[side], size)
+        sides[side] = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")]
+    return _fairseq_of(
+        folder,
+        sides,
+        sentencepiece=folder / "en.spm",
+        target_sentencepiece=folder / "de.spm",
+    )
 
 
 def _fairseq_codes(folder: Path) -> Path:
@@ -95,59 +107,83 @@ def _fairseq_codes(folder: Path) -> Path:
     for side, lines in (("en", SOURCES), ("de", TARGETS)):
         letters = sorted(set("".join(lines)) - {" "})
         sides[side] = [*(f"{letter}@@" for letter in letters), *letters, *joined[side]]
-    fairseq.write_dictionaries(folder, sides)
-    fairseq.save(folder / "model.pt", fairseq.weights(*(len(tokens) + 4 for tokens in sides.values())))
-    return _converted("fairseq", folder / "model.pt", folder, codes=folder / "codes")
+    return _fairseq_of(folder, sides, codes=folder / "codes")
 
 
 def _fairseq(folder: Path) -> Path:
-    sides = {side: sorted({word for line in lines for word in line.split()}) for side, lines in _WORDS.items()}
+    return _fairseq_of(folder, _WORDS)
+
+
+def _fairseq_of(folder: Path, sides: dict[str, list[str]], **options: object) -> Path:
     fairseq.write_dictionaries(folder, sides)
-    fairseq.save(folder / "model.pt", fairseq.weights(*(len(tokens) + 4 for tokens in sides.values())))
-    return _converted("fairseq", folder / "model.pt", folder)
+    sizes = (len(tokens) + 4 for tokens in sides.values())
+    fairseq.save(folder / "model.pt", fairseq.weights(*sizes))
+    return _converted("fairseq", folder / "model.pt", folder, **options)
 
 
 def _joeynmt(folder: Path) -> Path:
-    sides = [sorted({word for line in lines for word in line.split()}) for lines in _WORDS.values()]
-    joeynmt.save(folder / "joey", joeynmt.weights((len(sides[0]) + 4, len(sides[1]) + 4)), tuple(sides))
+    sizes = (len(_WORDS["en"]) + 4, len(_WORDS["de"]) + 4)
+    joeynmt.save(folder / "joey", joeynmt.weights(sizes), (_WORDS["en"], _WORDS["de"]))
     return _converted("joeynmt", folder / "joey", folder)
 
 
 def _opennmt(folder: Path) -> Path:
-    words = {name: sorted({word for line in lines for word in line.split()}) for name, lines in _WORDS.items()}
-    return _opennmt_of(folder, words)
+    return _opennmt_of(folder, _WORDS)
 
 
 def _opennmt_spm(folder: Path) -> Path:
     """A source does not end with a token."""
-    pieces = {side: train_sentencepiece(folder / f"{side}.spm", lines, 75) for side, lines in _WORDS.items()}
+    pieces = {side: train_sentencepiece(folder / f"{side}.spm", lines, 75) for side, lines in _LINES.items()}
     tokens = {side: [piece for piece in parts if piece not in opennmt.SPECIAL] for side, parts in pieces.items()}
-    return _opennmt_of(folder, tokens, sentencepiece=folder / "en.spm", target_sentencepiece=folder / "de.spm")
+    return _opennmt_of(
+        folder,
+        tokens,
+        sentencepiece=folder / "en.spm",
+        target_sentencepiece=folder / "de.spm",
+    )
 
 
 def _opennmt_codes(folder: Path) -> Path:
     bpe = learnt_codes(folder / "codes", [*SOURCES, *TARGETS])
-    tokens = {side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _WORDS.items()}
+    tokens = {side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _LINES.items()}
     return _opennmt_of(folder, tokens, codes=folder / "codes")
 
 
 def _opennmt_of(folder: Path, tokens: dict[str, list[str]], **options: object) -> Path:
-    sides = {name: [*opennmt.SPECIAL, *tokens[side]] for name, side in (("src", "en"), ("tgt", "de"))}
-    vocab = {**sides, "data_task": "seq2seq", "decoder_start_token": "<s>"}
-    opennmt.save(folder / "model.pt", *opennmt.weights((len(sides["src"]), len(sides["tgt"]))), vocab)
+    vocab = {
+        "src": [*opennmt.SPECIAL, *tokens["en"]],
+        "tgt": [*opennmt.SPECIAL, *tokens["de"]],
+        "data_task": "seq2seq",
+        "decoder_start_token": "<s>",
+    }
+    sizes = (len(vocab["src"]), len(vocab["tgt"]))
+    opennmt.save(folder / "model.pt", *opennmt.weights(sizes), vocab)
     return _converted("opennmt", folder / "model.pt", folder, **options)
 
 
 def _torch(folder: Path) -> Path:
     """A source starts with a token, and the rows after the tokens are unused."""
-    torch.save(randomise(AroundTorch(PYTORCH_TUTORIAL, norm_first=True)).state_dict(), folder / "model.pt")
-    for side, lines in _WORDS.items():
-        words = sorted({word for line in lines for word in line.split()})
-        tokens = ["<unk>", "<pad>", "<bos>", "<eos>", *words]
-        special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-        whitespace_tokenizer(TextSide(tokens, special)).backend_tokenizer.save(str(folder / f"{side}.json"))
-    files = {"tokenizer": folder / "en.json", "target_tokenizer": folder / "de.json"}
-    return _converted("torch", folder / "model.pt", folder, heads=4, norm_first=True, **TUTORIAL_OPTIONS, **files)
+    model = randomise(AroundTorch(PYTORCH_TUTORIAL, norm_first=True))
+    torch.save(model.state_dict(), folder / "model.pt")
+    special = {
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+    }
+    for side, words in _WORDS.items():
+        tokenizer = whitespace_tokenizer(TextSide([*special.values(), *words], special))
+        tokenizer.backend_tokenizer.save(str(folder / f"{side}.json"))
+    return _converted(
+        "torch",
+        folder / "model.pt",
+        folder,
+        heads=4,
+        norm_first=True,
+        tokenizer=folder / "en.json",
+        target_tokenizer=folder / "de.json",
+        **TUTORIAL_OPTIONS,
+    )
 
 
 def _eole(folder: Path) -> Path:
@@ -158,8 +194,13 @@ def _eole(folder: Path) -> Path:
 def _own(folder: Path) -> Path:
     from tests.interop.exports import write_model
 
-    sizes = {"share_encoder_decoder_embeddings": False, "vocab_size": 305, "decoder_vocab_size": 309}
-    write_model(folder / "ours", **sizes, tie_word_embeddings=False)
+    write_model(
+        folder / "ours",
+        vocab_size=305,
+        decoder_vocab_size=309,
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+    )
     write_two_tokenizers(folder / "ours")
     return folder / "ours"
 
@@ -169,7 +210,8 @@ def _converted(source_format: str, source: Path, folder: Path, **options: object
     return folder / "ours"
 
 
-_WORDS = {"en": SOURCES, "de": TARGETS}
+_LINES = {"en": SOURCES, "de": TARGETS}
+_WORDS = {side: sorted({word for line in lines for word in line.split()}) for side, lines in _LINES.items()}
 
 #: Functions that write a model into an empty folder, and return its model folder.
 MODELS: dict[str, Callable[[Path], Path]] = {
