@@ -39,18 +39,25 @@ def stem(names: dict[str, str], name: str) -> str:
 def pair_shapes(layers: tuple[int, int] = LAYERS, final_norms: bool = False) -> Shapes:
     """The pairs of a `Restatement` except the output: (out, in) of each matrix, (D,) of each normalisation."""
     shapes: Shapes = {}
-    for stack, depth in zip(("encoder", "decoder"), layers, strict=True):
-        kinds = ["self"] + ["cross"] * (stack == "decoder")
-        for layer in (f"{stack}.{number}" for number in range(depth)):
-            shapes |= {f"{layer}.{kind}.{part}": (D, D) for kind in kinds for part in "qkvo"}
-            shapes |= {f"{layer}.ffn.1": (FFN, D), f"{layer}.ffn.2": (D, FFN)}
+    attentions = {"encoder": ["self"], "decoder": ["self", "cross"]}
+    for (stack, kinds), depth in zip(attentions.items(), layers, strict=True):
+        for number in range(depth):
+            layer = f"{stack}.{number}"
+            for kind in kinds:
+                shapes |= {f"{layer}.{kind}.{part}": (D, D) for part in "qkvo"}
+            shapes[f"{layer}.ffn.1"] = (FFN, D)
+            shapes[f"{layer}.ffn.2"] = (D, FFN)
             shapes |= {f"{layer}.{kind}.norm": (D,) for kind in (*kinds, "ffn")}
-        shapes |= {f"{stack}.norm": (D,)} if final_norms else {}
+        if final_norms:
+            shapes[f"{stack}.norm"] = (D,)
     return shapes
 
 
 def random_weights(
-    names: dict[str, str], others: Shapes, biased: Callable[[str], bool] = lambda name: True, **shape: Any
+    names: dict[str, str],
+    others: Shapes,
+    biased: Callable[[str], bool] = lambda name: True,
+    **shape: Any,
 ) -> dict[str, Tensor]:
     """Random weights under a toolkit's names.
 
@@ -69,7 +76,11 @@ def random_weights(
 
 
 def restatement(
-    names: dict[str, str], tensors: dict[str, Tensor], embeddings: dict[str, str], position: Any, **settings: Any
+    names: dict[str, str],
+    tensors: dict[str, Tensor],
+    embeddings: dict[str, str],
+    position: Any,
+    **settings: Any,
 ) -> Restatement:
     """The model of these tensors. A missing bias is 0. `embeddings` names the matrices of "source" and "target"."""
     arrays = {name: tensor.double().numpy() for name, tensor in tensors.items()}
@@ -78,5 +89,11 @@ def restatement(
         theirs = stem(names, name)
         return arrays[f"{theirs}.weight"].T, arrays.get(f"{theirs}.bias", np.zeros(1))
 
-    settings = {"layers": LAYERS, "heads": HEADS, **settings}
-    return Restatement(pair, lambda side: arrays[f"{embeddings[side]}.weight"], position, **settings)
+    return Restatement(
+        pair,
+        lambda side: arrays[f"{embeddings[side]}.weight"],
+        position,
+        layers=LAYERS,
+        heads=HEADS,
+        **settings,
+    )

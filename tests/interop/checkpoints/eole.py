@@ -1,5 +1,6 @@
 """eole's model folders: small, with random weights."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ NAMES = {
 }
 
 # eole saves the options that were given, and those that it derives for the stacks.
-STACK = {"layers": 2, "heads": HEADS, "hidden_size": D, "transformer_ff": FFN, "n_positions": None}
+STACK = {
+    "layers": 2,
+    "heads": HEADS,
+    "hidden_size": D,
+    "transformer_ff": FFN,
+    "n_positions": None,
+}
 
 MODEL = {
     "architecture": "transformer",
@@ -54,10 +61,13 @@ def weights(bias: bool = False, learned: bool = False, sizes: tuple[int, int] = 
     others = {"generator.weight": (sizes[1], D), "generator.bias": (sizes[1],)}
     for side, size in zip(EMBEDDINGS.values(), sizes, strict=True):
         others[f"{side}.embeddings.weight"] = (size, D)
-        others |= {f"{side}.pe.weight": (30, D)} if learned else {}
+        if learned:
+            others[f"{side}.pe.weight"] = (30, D)
     tensors = random_weights(NAMES, others, lambda name: bias, final_norms=True)
-    table = torch.tensor(np.stack([paper_position(index, D) for index in range(50)])).float()[:, None]  # (P, 1, D)
-    tensors |= {} if learned else {f"{side}.pe.pe": table.clone() for side in EMBEDDINGS.values()}
+    if not learned:
+        rows = np.stack([paper_position(index, D) for index in range(50)])
+        for side in EMBEDDINGS.values():
+            tensors[f"{side}.pe.pe"] = torch.tensor(rows).float()[:, None]  # (P, 1, D)
     return {**tensors, "decoder.transformer_layers.0.layer_scalar": torch.ones(1)}
 
 
@@ -68,10 +78,11 @@ def tokens(size: int, letter: str) -> list[str]:
 def save(folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None = None, **sections: Any) -> None:
     """A model_path. `model` overrides options by their path, such as "encoder.layer_norm"."""
     folder.mkdir(exist_ok=True)
-    config = json.loads(json.dumps(MODEL))
+    config = copy.deepcopy(MODEL)
     for path, value in (model or {}).items():
-        *section, name = path.split(".")
-        (config[section[0]] if section else config)[name] = value
+        section, _, name = path.rpartition(".")
+        target = config[section] if section else config
+        target[name] = value
     content = {"model": config, "training": {"dropout": [0.2]}, **sections}
     (folder / "config.json").write_text(json.dumps(content))
     sides = {side: tokens(size, side[0]) for side, size in zip(("src", "tgt"), SIZES, strict=True)}
@@ -82,9 +93,9 @@ def save(folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None 
 
 def restated(tensors: dict[str, Tensor], learned: bool = False, **settings: Any) -> Restatement:
     def position(index: int, side: str) -> np.ndarray:
-        return (
-            tensors[f"{EMBEDDINGS[side]}.pe.weight"][index].double().numpy() if learned else paper_position(index, D)
-        )
+        if learned:
+            return tensors[f"{EMBEDDINGS[side]}.pe.weight"][index].double().numpy()
+        return paper_position(index, D)
 
     embeddings = {side: f"{name}.embeddings" for side, name in EMBEDDINGS.items()}
     return restatement(NAMES, tensors, embeddings, position, scale=not learned, pre_norm=True, **settings)

@@ -51,33 +51,56 @@ NAMES = {
 
 def weights(source_size: int, target_size: int, shared: bool = False) -> dict[str, Tensor]:
     """Random weights under fairseq's names, as `TransformerModel.state_dict()` of version 0.12 has them."""
-    others = {"encoder.embed_tokens.weight": (source_size, D), "decoder.embed_tokens.weight": (target_size, D)}
-    drawn = random_weights(NAMES, others | {"decoder.output_projection.weight": (target_size, D)})
+    others = {
+        "encoder.embed_tokens.weight": (source_size, D),
+        "decoder.embed_tokens.weight": (target_size, D),
+        "decoder.output_projection.weight": (target_size, D),
+    }
+    drawn = random_weights(NAMES, others)
     if shared:
         for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
             drawn[name] = drawn["encoder.embed_tokens.weight"]
-    # saved with the weights
-    drawn |= {f"{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
-    return drawn | {f"{stack}.embed_positions._float_tensor": torch.zeros(1) for stack in ("encoder", "decoder")}
+    for stack in ("encoder", "decoder"):  # saved with the weights
+        drawn[f"{stack}.version"] = torch.tensor([3.0])
+        drawn[f"{stack}.embed_positions._float_tensor"] = torch.zeros(1)
+    return drawn
 
 
 def save(path: Path, model: dict[str, Tensor], **options: Any) -> None:
     """As fairseq before 0.10 did: options in a namespace."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    extra = {"optimizer_history": [{"num_updates": 7}], "extra_state": {"epoch": 1, "val_loss": 2.5}}
-    torch.save({"args": Namespace(**{**OPTIONS, **options}), "model": model, **extra}, path)
+    content = {
+        "args": Namespace(**OPTIONS | options),
+        "model": model,
+        "optimizer_history": [{"num_updates": 7}],
+        "extra_state": {"epoch": 1, "val_loss": 2.5},
+    }
+    torch.save(content, path)
 
 
 def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool = False, **search: Any) -> None:
     """As fairseq 0.12 does: options in sections, the model's in a namespace or, for `transformer` itself, in parts."""
     options: Any = Namespace(**OPTIONS)
     if nested:
-        side = {"embed_dim": D, "ffn_embed_dim": FFN, "attention_heads": HEADS, "normalize_before": False}
-        own = {"_name": "transformer", "activation_fn": "relu", "no_scale_embedding": False, "dropout": 0.3}
-        options = {**own, "encoder": side, "decoder": {**side, "input_dim": D, "output_dim": D}, "base_layers": 0}
+        side = {
+            "embed_dim": D,
+            "ffn_embed_dim": FFN,
+            "attention_heads": HEADS,
+            "normalize_before": False,
+        }
+        options = {
+            "_name": "transformer",
+            "activation_fn": "relu",
+            "no_scale_embedding": False,
+            "dropout": 0.3,
+            "encoder": side,
+            "decoder": {**side, "input_dim": D, "output_dim": D},
+            "base_layers": 0,
+        }
     task = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
     search = {"beam": 7, "lenpen": 0.8, "max_len_a": 0.0, "max_len_b": 33, **search}
-    torch.save({"args": None, "cfg": {"model": options, "task": task, "generation": search}, "model": model}, path)
+    sections = {"model": options, "task": task, "generation": search}
+    torch.save({"args": None, "cfg": sections, "model": model}, path)
 
 
 def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True, **settings: Any) -> Restatement:
@@ -97,4 +120,5 @@ def with_final_norms(model: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_dictionaries(folder: Path, sides: dict[str, list[str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for language, tokens in sides.items():
-        (folder / f"dict.{language}.txt").write_text("".join(f"{token} 9\n" for token in tokens), encoding="utf-8")
+        lines = "".join(f"{token} 9\n" for token in tokens)
+        (folder / f"dict.{language}.txt").write_text(lines, encoding="utf-8")

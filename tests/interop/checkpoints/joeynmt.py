@@ -42,7 +42,8 @@ def weights(sizes: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
     drawn = random_weights(NAMES, others | {"decoder.output_layer.weight": (sizes[1], D)})
     if tied:
         drawn["trg_embed.lut.weight"] = drawn["decoder.output_layer.weight"] = drawn["src_embed.lut.weight"]
-    table = torch.tensor(np.stack([paper_position(i, D) for i in range(50)])).float()[None]  # (1, P, D)
+    rows = np.stack([paper_position(index, D) for index in range(50)])
+    table = torch.tensor(rows).float()[None]  # (1, P, D)
     return drawn | {f"{stack}.pe.pe": table for stack in ("encoder", "decoder")}
 
 

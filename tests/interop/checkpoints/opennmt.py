@@ -54,7 +54,8 @@ def weights(sizes: tuple[int, int], qkv_bias: bool = True) -> tuple[dict[str, Te
     stacks = ("encoder", "decoder")
     others = {f"{stack}.{EMBEDDING}.weight": (size, D) for stack, size in zip(stacks, sizes, strict=True)}
     model = random_weights(NAMES, others, lambda name: qkv_bias or ".ffn." in name, final_norms=True)
-    table = torch.tensor(np.stack([paper_position(i, D) for i in range(50)])).float()[:, None]  # (P, 1, D)
+    rows = np.stack([paper_position(index, D) for index in range(50)])
+    table = torch.tensor(rows).float()[:, None]  # (P, 1, D)
     model |= {f"{stack}.embeddings.make_embedding.pe.pe": table for stack in stacks}
     generator = torch.Generator().manual_seed(7)
     shapes = {"weight": (sizes[1], D), "bias": (sizes[1],)}
@@ -62,9 +63,16 @@ def weights(sizes: tuple[int, int], qkv_bias: bool = True) -> tuple[dict[str, Te
 
 
 def save(path: Path, model: dict[str, Tensor], head: dict[str, Tensor], vocab: Any = None, **options: Any) -> None:
-    content = {"model": model, "generator": head, "opt": Namespace(**{**OPTIONS, **options}), "optim": {"step": 7}}
+    content = {
+        "model": model,
+        "generator": head,
+        "opt": Namespace(**OPTIONS | options),
+        "optim": {"step": 7},
+    }
+    if vocab is not None:
+        content["vocab"] = vocab
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content | ({} if vocab is None else {"vocab": vocab}), path)
+    torch.save(content, path)
 
 
 def restated(model: dict[str, Tensor], head: dict[str, Tensor], **settings: Any) -> Restatement:

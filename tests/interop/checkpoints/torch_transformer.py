@@ -20,7 +20,13 @@ TUTORIAL_OPTIONS = {
     "eos_token_id": 3,
     "scale_embedding": True,
 }
-SIZES = {"d_model": 32, "nhead": 4, "num_encoder_layers": 2, "num_decoder_layers": 3, "dim_feedforward": 40}
+SIZES = {
+    "d_model": 32,
+    "nhead": 4,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+    "dim_feedforward": 40,
+}
 
 
 class Output(dict):
@@ -32,8 +38,10 @@ class AroundTorch(nn.Module):
 
     def __init__(self, names: dict[str, str], shared: bool = False, scale: bool = True, **settings: Any):
         super().__init__()
-        self.transformer = nn.Transformer(**{**SIZES, "dropout": 0.0, **settings})
-        width, self.names, self.scale = SIZES["d_model"], names, math.sqrt(SIZES["d_model"]) if scale else 1.0
+        self.transformer = nn.Transformer(**SIZES | {"dropout": 0.0} | settings)
+        width = SIZES["d_model"]
+        self.names = names
+        self.scale = math.sqrt(width) if scale else 1.0
         self.add(names["source"], nn.Embedding(41, width))
         self.add(names["target"], self.get_submodule(names["source"]) if shared else nn.Embedding(37, width))
         self.add(names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True)))
@@ -58,11 +66,16 @@ class AroundTorch(nn.Module):
     def embed(self, side: str, ids: Tensor) -> Tensor:
         rows = self.get_submodule(self.names[side])(ids) * self.scale
         learned = self.names.get(f"{side}_positions")
-        return rows + (self.get_submodule(learned).weight if learned else self.sines)[: ids.shape[1]]
+        table = self.get_submodule(learned).weight if learned else self.sines
+        return rows + table[: ids.shape[1]]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor, **_: Any) -> Output:
-        padding, length = attention_mask.eq(0), decoder_input_ids.shape[1]
-        states = [self.embed("source", input_ids), self.embed("target", decoder_input_ids)]
+        padding = attention_mask.eq(0)
+        length = decoder_input_ids.shape[1]
+        states = [
+            self.embed("source", input_ids),
+            self.embed("target", decoder_input_ids),
+        ]
         if not self.transformer.batch_first:
             states = [each.transpose(0, 1) for each in states]
         decoded = self.transformer(
@@ -71,8 +84,13 @@ class AroundTorch(nn.Module):
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
-        decoded = decoded if self.transformer.batch_first else decoded.transpose(0, 1)
+        if not self.transformer.batch_first:
+            decoded = decoded.transpose(0, 1)
         return Output(logits=self.get_submodule(self.names["output"])(decoded))
 
 
-PYTORCH_TUTORIAL = {"source": "src_tok_emb.embedding", "target": "tgt_tok_emb.embedding", "output": "generator"}
+PYTORCH_TUTORIAL = {
+    "source": "src_tok_emb.embedding",
+    "target": "tgt_tok_emb.embedding",
+    "output": "generator",
+}
