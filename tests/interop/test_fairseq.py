@@ -19,6 +19,7 @@ import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
+from hf_vanilla_transformer.interop.vocabularies import PRETOKENIZED
 from tests.interop.checkpoints import FFN, HEADS, D
 from tests.interop.checkpoints.fairseq import (
     OPTIONS,
@@ -235,6 +236,7 @@ def test_fairseq_tokenizer_for_tokenized_text(model_file: Path, tmp_path: Path) 
     _, tokenizer, target = converted("fairseq", model_file, tmp_path / "ours", data=tmp_path / "bin")
     lines = ["a do@@ g runs .", "  a\tcat </s> runs", ""]
     assert tokenizer(lines)["input_ids"] == [ids_of(line, sides["en"]) for line in lines]
+    assert PRETOKENIZED in from_fairseq(model_file, data=tmp_path / "bin").notes
     assert target("ein Hu@@ nd läuft")["input_ids"] == ids_of("ein Hu@@ nd läuft", sides["de"])
     # as --remove-bpe
     assert target.batch_decode([[2, 4, 5, 6, 7, 2, 1], [5, 2], [2]], skip_special_tokens=True) == [
