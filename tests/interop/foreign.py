@@ -66,7 +66,8 @@ def installed(package: str) -> str:
 
 def assert_fields(settings: object, **expected: Any) -> None:
     """Compare some fields of a configuration, or of the settings of a search."""
-    assert {name: getattr(settings, name) for name in expected} == expected
+    found = {name: getattr(settings, name) for name in expected}
+    assert found == expected, f"{found} is not {expected}"
 
 
 def spelt(fields: dict[str, Any]) -> str:
