@@ -108,42 +108,6 @@ def test_eole_vocabulary_has_to_fit(tmp_path: Path) -> None:
         assert re.search(message, error_of(from_eole, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("inference", "expected"),
-    [
-        (
-            {"beam_size": 4, "length_penalty": "wu", "alpha": 0.6, "max_length": 80},
-            {
-                "num_beams": 4,
-                "paper_length_penalty": 0.6,
-                "length_penalty": None,
-                "max_new_tokens": 80,
-                "beam_search_rule": "opennmt3",
-                "counted_prefix": 1,
-            },
-        ),
-        (
-            {"beam_size": 1, "length_penalty": "none"},
-            {"num_beams": 1, "length_penalty": 0.0},
-        ),
-        (
-            {"alpha": 0.7, "min_length": 2, "block_ngram_repeat": 3, "ban_unk_token": True},
-            {
-                "num_beams": 5,
-                "length_penalty": 0.7,
-                "max_new_tokens": 250,
-                "min_new_tokens": 2,
-                "no_repeat_ngram_size": 3,
-                "suppress_tokens": [0],
-            },
-        ),
-    ],
-)
-def test_eole_search_of_the_section_inference(inference: dict, expected: dict, tmp_path: Path) -> None:
-    save(tmp_path, weights(), inference=inference)
-    assert_fields(from_eole(tmp_path).model.generation_config, **expected)
-
-
 def test_eole_penalty_that_it_does_not_have_is_refused(tmp_path: Path) -> None:
     save(tmp_path, weights(), inference={"length_penalty": "sum"})
     assert "inference.length_penalty=sum" in error_of(from_eole, tmp_path)

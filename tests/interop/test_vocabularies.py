@@ -308,6 +308,14 @@ def test_sentencepiece_model_is_a_unigram_or_a_bpe(model_type: str, tmp_path: Pa
     assert message.startswith(f"{spm}: no SentencePiece model (it is neither a unigram model nor a BPE")
 
 
+def test_normalisation_leaves_the_symbols_of_a_model(tmp_path: Path) -> None:
+    """SentencePiece does not normalise its own symbols, a tokenizer.json does."""
+    spm = tmp_path / "spm.model"
+    pieces = train_sentencepiece(spm, SOURCES, user_defined_symbols=["①"])
+    given = TextSide([*NAMES, *(piece for piece in pieces if piece not in NAMES)], SPECIAL, spm=spm)
+    assert "changes its symbol '①'" in error_of(vocabularies.fast_sentencepiece_tokenizer, given)
+
+
 def test_sentencepiece_with_spaces_at_the_ends_of_words_is_refused(tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
     pieces = train_sentencepiece(spm, SOURCES, treat_whitespace_as_suffix=True)
