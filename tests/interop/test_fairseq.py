@@ -47,7 +47,14 @@ from tests.model_helpers import error_of, randomise
 PORT = f"its port `FSMTForConditionalGeneration`, {installed('transformers')}"
 
 
-@pytest.mark.parametrize(("name", "formula"), [("gelu", "none"), ("gelu_accurate", "tanh"), ("gelu_fast", "tanh")])
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("gelu", "none"),
+        ("gelu_accurate", "tanh"),
+        ("gelu_fast", "tanh"),
+    ],
+)
 def test_fairseq_activation_names_are_mapped(name: str, formula: str, model_file: Path) -> None:
     save(model_file, weights(9, 8), activation_fn=name)
     ours = from_fairseq(model_file).model
@@ -96,7 +103,12 @@ def test_fairseq_checkpoint_of_old_version_gives_its_logits(model_file: Path, co
     def learned(index: int, side: str) -> np.ndarray:
         return tables[f"{stacks[side]}.embed_positions.weight"][index + 2].double().numpy()
 
-    ours, _, _ = compared(PEER, "fairseq", model_file, restated(model, learned, scale=False))
+    ours, _, _ = compared(
+        PEER,
+        "fairseq",
+        model_file,
+        restated(model, learned, scale=False),
+    )
     assert_fields(ours.config, max_position_embeddings=12)
 
 

@@ -76,7 +76,14 @@ def test_fairseq_learns_the_positions_of_both_stacks_or_of_none(stack: str, mode
 
 
 def test_fairseq_names_the_languages_that_were_given(fairseq_file: Path, tmp_path: Path) -> None:
-    fairseq_files.write_dictionaries(tmp_path, {"en": [*"abcde"], "de": [*"wxyz"], "fr": [*"ABCD"]})
+    fairseq_files.write_dictionaries(
+        tmp_path,
+        {
+            "en": [*"abcde"],
+            "de": [*"wxyz"],
+            "fr": [*"ABCD"],
+        },
+    )
     found = fairseq.from_fairseq(fairseq_file)
     assert found.notes == [PRETOKENIZED]
     assert found.target_tokenizer.convert_tokens_to_ids("w") == 4
@@ -117,7 +124,13 @@ def test_fairseq_dictionary_is_read(text: str, tokens: str, fairseq_file: Path, 
     fairseq_files.write_dictionaries(tmp_path, {"de": [*"wxyz"]})
     (tmp_path / "dict.en.txt").write_text(text)
     found = fairseq.from_fairseq(fairseq_file).tokenizer
-    assert found.convert_ids_to_tokens([*range(9)]) == ["<s>", "<pad>", "</s>", "<unk>", *tokens.split()]
+    assert found.convert_ids_to_tokens([*range(9)]) == [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        *tokens.split(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +238,11 @@ def test_joeynmt_special_tokens_have_the_usual_ids(name: str, number: int, joey:
 
 
 def test_joeynmt_vocabulary_starts_with_the_special_symbols_each_once(tmp_path: Path) -> None:
-    joeynmt_files.save(tmp_path, joeynmt_files.weights((9, 9)), (["a", "<2de>"], ["b", "<sep>"]))
+    joeynmt_files.save(
+        tmp_path,
+        joeynmt_files.weights((9, 9)),
+        (["a", "<2de>"], ["b", "<sep>"]),
+    )
     write_joeynmt(
         tmp_path,
         data__special_symbols={"unk_token": "UNK", "sep_token": "<sep>", "lang_tags": ["<2de>", "<2en>"]},
@@ -553,7 +570,14 @@ def test_marian_arrays_are_up_to_ten_times_as_large_as_the_file(
 ) -> None:
     """Zeros shrink to a thousandth."""
     size = int((factor - 1) * marian_file.stat().st_size / 4)
-    with io.BytesIO() as zeros, zipfile.ZipFile(marian_file, "a", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        io.BytesIO() as zeros,
+        zipfile.ZipFile(
+            marian_file,
+            "a",
+            zipfile.ZIP_DEFLATED,
+        ) as archive,
+    ):
         np.save(zeros, np.zeros(size, dtype=np.float32))
         archive.writestr("x.npy", zeros.getvalue())
     with zipfile.ZipFile(marian_file) as archive:
@@ -566,7 +590,12 @@ def test_opennmt_and_eole_name_the_transforms_that_are_not_applied(model_file: P
     tokens = [*opennmt_files.SPECIAL, *"abcd"]
     vocab = {"src": tokens, "tgt": tokens}
     transforms = ["filtertoolong", "suffix", "bpe", "prefix"]
-    opennmt_files.save(model_file, *opennmt_files.weights((8, 8)), vocab, transforms=transforms)
+    opennmt_files.save(
+        model_file,
+        *opennmt_files.weights((8, 8)),
+        vocab,
+        transforms=transforms,
+    )
     note = "the toolkit applies {} to its text, the tokenizer does not"
     assert opennmt.from_opennmt(model_file).notes == [
         PRETOKENIZED,
@@ -599,7 +628,11 @@ def test_opennmt_and_eole_name_the_transforms_that_are_not_applied(model_file: P
 )
 def test_opennmt_vocabularies_have_the_special_tokens(changes: dict, message: str | None, model_file: Path) -> None:
     special = opennmt_files.SPECIAL
-    vocab = {"src": [*special, *"abcd"], "tgt": [*special, *"wxyz"], **changes}
+    vocab = {
+        "src": [*special, *"abcd"],
+        "tgt": [*special, *"wxyz"],
+        **changes,
+    }
     opennmt_files.save(model_file, *opennmt_files.weights((8, 8)), vocab)
     if message is not None:
         assert message in error_of(opennmt.from_opennmt, model_file)
@@ -625,7 +658,18 @@ def test_opennmt_state_without_its_parts_is_refused(model_file: Path) -> None:
         assert "'model', 'generator' and 'opt' are needed" in error_of(opennmt.from_opennmt, model_file)
 
 
-@pytest.mark.parametrize("vocab", [[], {}, 7, [("src", ["a"])], {"src": ["a"]}, {"src": [], "tgt": []}, [1, 2]])
+@pytest.mark.parametrize(
+    "vocab",
+    [
+        [],
+        {},
+        7,
+        [("src", ["a"])],
+        {"src": ["a"]},
+        {"src": [], "tgt": []},
+        [1, 2],
+    ],
+)
 def test_opennmt_checkpoint_without_vocabularies_has_no_tokenizer(vocab: Any, model_file: Path) -> None:
     opennmt_files.save(model_file, *opennmt_files.weights((8, 8)), vocab)
     found = opennmt.from_opennmt(model_file)

@@ -54,7 +54,12 @@ def test_joeynmt_pre_norm_folder_gives_its_logits(tmp_path: Path, compared: Comp
     for stack in ("encoder", "decoder"):
         given["model"][stack]["layer_norm"] = "pre"
     save(tmp_path / "joey", model, given=given)
-    ours, _, _ = compared(PEER, "joeynmt", tmp_path / "joey", restated(model, pre_norm=True))
+    ours, _, _ = compared(
+        PEER,
+        "joeynmt",
+        tmp_path / "joey",
+        restated(model, pre_norm=True),
+    )
     assert_fields(ours.config, layer_norm_position="pre")
 
 
@@ -70,7 +75,14 @@ def options_of_version_1(**data: Any) -> dict[str, Any]:
     }
     return {
         "name": "afen_reverse_transformer",
-        "data": {"src": "af", "trg": "en", "level": "bpe", "lowercase": False, **files, **data},
+        "data": {
+            "src": "af",
+            "trg": "en",
+            "level": "bpe",
+            "lowercase": False,
+            **files,
+            **data,
+        },
         "testing": {"beam_size": 5, "alpha": 1.0},
         "training": {"scheduling": "plateau", "adam_betas": [0.9, 0.999], "max_output_length": 30},
         "model": {
@@ -95,11 +107,21 @@ def options_of_version_1(**data: Any) -> dict[str, Any]:
 def test_joeynmt_version_1_folder_gives_its_logits(data, tmp_path, compared):
     """Also if Norwegian is `no`, false in YAML."""
     model = with_final_norms(weights((23, 23), tied=True))
-    save(tmp_path / "joey", model, (named(19, "a"),) * 2, options_of_version_1(**data))
+    save(
+        tmp_path / "joey",
+        model,
+        (named(19, "a"),) * 2,
+        options_of_version_1(**data),
+    )
     if not data:  # only the vocabulary that the options name
         (tmp_path / "joey" / "src_vocab.txt").rename(tmp_path / "joey" / "vocab.txt")
         (tmp_path / "joey" / "trg_vocab.txt").unlink()
-    ours, tokenizer, _ = compared(PEER, "joeynmt", tmp_path / "joey", restated(model, pre_norm=True))
+    ours, tokenizer, _ = compared(
+        PEER,
+        "joeynmt",
+        tmp_path / "joey",
+        restated(model, pre_norm=True),
+    )
     search = ours.generation_config
     assert_fields(
         search,
@@ -249,7 +271,12 @@ def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Re
             "tokenizer_cfg": {"model_file": "/home/me/sp.model", "pretokenizer": "none"},
         }
     size = len(tokens) + 4
-    save(folder, weights((size, size), tied=True), (tokens, tokens), given)
+    save(
+        folder,
+        weights((size, size), tied=True),
+        (tokens, tokens),
+        given,
+    )
     _, tokenizer, target = converted("joeynmt", folder, tmp_path / "ours")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sp.model"))
     for text in [*SOURCES, *TARGETS, "Žluťoučký dog"]:
@@ -261,7 +288,12 @@ def test_joeynmt_tokenizer_for_sentencepiece(tmp_path: Path, record_property: Re
     # JoeyNMT excludes a piece that its vocabulary lacks, here it would be unknown: text has to be tokenized
     longest = max(tokens, key=len)
     fewer = [token for token in tokens if token != longest]
-    save(folder, weights((size - 1, size - 1), tied=True), (fewer, fewer), given)
+    save(
+        folder,
+        weights((size - 1, size - 1), tied=True),
+        (fewer, fewer),
+        given,
+    )
     _, tokenizer, _ = converted("joeynmt", folder, tmp_path / "pieces")
     assert tokenizer(" ".join(fewer[:5]))["input_ids"] == ids_of(fewer[:5], fewer)
     record_property("tokens", installed("sentencepiece"))
@@ -289,7 +321,11 @@ def test_joeynmt_refuses_other_architectures(stack, change, message, tmp_path, r
 
 
 def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
-    save(tmp_path, weights((7, 6)), (named(3, "a"), named(9, "b")))
+    save(
+        tmp_path,
+        weights((7, 6)),
+        (named(3, "a"), named(9, "b")),
+    )
     assert re.search("trg_vocab.txt: 13 .* 6", error_of(from_joeynmt, tmp_path))
     for text, message in (
         ("data: {src: af, trg: en, level: bpe}", "model.encoder"),

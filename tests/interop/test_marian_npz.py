@@ -109,7 +109,24 @@ def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(version, exact, m
     torch.testing.assert_close(model.model.encoder.layers[0].activation(x), expected)
 
 
-TOKENS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
+TOKENS = [
+    "</s>",
+    "<unk>",
+    "▁a",
+    "▁dog",
+    "yes",
+    "null",
+    "1",
+    "'",
+    '"',
+    "#",
+    "a: b",
+    "~",
+    "▁runs",
+    "é",
+    "<<",
+    "=",
+]
 
 LINE_ENDS = ["fo\x85o", "a\u2028b", "c\u2029", "\x7f", "\u2028", "\x96x", "é", "\ue000"]
 
@@ -165,7 +182,11 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
     folder = tmp_path / "opus"
     folder.mkdir()
     pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
-    tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>", "▁dog"})]
+    tokens = [
+        "</s>",
+        "<unk>",
+        *sorted(set(pieces) - {"</s>", "<unk>", "<s>", "▁dog"}),
+    ]
     write_vocabulary(folder / "opus.vocab.yml", tokens)
     save(folder / "opus.npz", weights((len(tokens), len(tokens))))
     decoder = {
@@ -203,10 +224,21 @@ def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(
     words = {}
     for side, lines in (("source", SOURCES), ("target", TARGETS)):
         moses = sacremoses.MosesTokenizer(lang="en")
-        text = [moses.tokenize(line, aggressive_dash_splits=True, return_str=True) for line in lines * 3]
+        text = [
+            moses.tokenize(
+                line,
+                aggressive_dash_splits=True,
+                return_str=True,
+            )
+            for line in lines * 3
+        ]
         bpe = learnt_codes(tmp_path / f"{side}.bpe", text, 60)
         words[side] = [bpe.process_line(line).split() for line in text]
-    tokens = ["</s>", "<unk>", *sorted({token for side in words.values() for line in side for token in line})]
+    tokens = [
+        "</s>",
+        "<unk>",
+        *sorted({token for side in words.values() for line in side for token in line}),
+    ]
     save(model_file, weights((len(tokens), len(tokens))))
     options = {
         "source_vocabulary": write_vocabulary(tmp_path / "vocab.yml", tokens),
@@ -273,10 +305,28 @@ def test_marian_npz_never_generates_unknown_tokens_unless_allowed(allowed: bool,
 def test_marian_npz_with_sentencepiece_vocabularies(model_file: Path, tmp_path: Path, record_property: Record) -> None:
     vocabularies = [tmp_path / f"vocab.{side}.spm" for side in ("en", "de")]
     sizes = [
-        len(train_sentencepiece(file, lines, size, eos_id=0, unk_id=1, bos_id=-1))
-        for file, lines, size in zip(vocabularies, (SOURCES, TARGETS), (70, 75), strict=True)
+        len(
+            train_sentencepiece(
+                file,
+                lines,
+                size,
+                eos_id=0,
+                unk_id=1,
+                bos_id=-1,
+            )
+        )
+        for file, lines, size in zip(
+            vocabularies,
+            (SOURCES, TARGETS),
+            (70, 75),
+            strict=True,
+        )
     ]
-    save(model_file, weights(tuple(sizes), "none"), vocabs=[file.name for file in vocabularies])
+    save(
+        model_file,
+        weights(tuple(sizes), "none"),
+        vocabs=[file.name for file in vocabularies],
+    )
     _, tokenizer, for_target = converted("marian-npz", model_file, tmp_path / "ours")
     source, target = (sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in vocabularies)
     for text in SOURCES:

@@ -67,7 +67,11 @@ def test_opennmt_without_biases_of_the_feed_forward_network(model_file: Path, co
     """As version 3.5 saves it by default."""
     model, head = weights((23, 29), qkv_bias=False)
     biases = {name for name in model if re.search(r"feed_forward\.w_.*bias$", name)}
-    save(model_file, {name: tensor for name, tensor in model.items() if name not in biases}, head)
+    save(
+        model_file,
+        {name: tensor for name, tensor in model.items() if name not in biases},
+        head,
+    )
     zeros = {name: torch.zeros_like(model[name]) for name in biases}
     compared(PEER, "opennmt", model_file, restated(model | zeros, head))
 
@@ -102,7 +106,15 @@ def test_opennmt_vocabularies_of_torchtext_are_read(
         vars(instance).update(attributes)
         return instance
 
-    vocabs = {side: made("Vocab", freqs={}, itos=itos, stoi=defaultdict(int)) for side, itos in tokens.items()}
+    vocabs = {
+        side: made(
+            "Vocab",
+            freqs={},
+            itos=itos,
+            stoi=defaultdict(int),
+        )
+        for side, itos in tokens.items()
+    }
     fields = {side: made("Field", sequential=True, vocab=vocab) for side, vocab in vocabs.items()}
     vocab = {
         "0": list(vocabs.items()),
@@ -145,7 +157,8 @@ def test_opennmt_and_eole_targets_have_special_ids_of_their_own(source_format: s
     batch = tokenizer(["a b c d e", "b"], padding=True, return_tensors="pt")
     assert batch["input_ids"][1].tolist() == [5, 1, 1, 1, 1]
     found = ours.generate(**batch, num_beams=1, max_new_tokens=6)
-    for ids, written in zip([[4, 5, 6, 7, 8], [5]], found.tolist(), strict=True):
+    sources = [[4, 5, 6, 7, 8], [5]]
+    for ids, written in zip(sources, found.tolist(), strict=True):
         expected = [start]
         while len(expected) <= 6 and expected[-1] != end:
             expected.append(int(reference.logits(ids, expected)[-1].argmax()))
@@ -174,7 +187,12 @@ def save_with_vocabulary(source_format: str, folder: Path, tokens: list[str], **
     sizes = (len(tokens), len(tokens))
     vocab = {"src": tokens, "tgt": tokens}
     if source_format == "opennmt":
-        save(folder / "model.pt", *weights(sizes), {**vocab, "data_task": "seq2seq"}, **config)
+        save(
+            folder / "model.pt",
+            *weights(sizes),
+            {**vocab, "data_task": "seq2seq"},
+            **config,
+        )
         return folder / "model.pt"
     eole.save(folder, eole.weights(sizes=sizes), **config)
     (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -211,7 +229,12 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(
     spm = tmp_path / "joint.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS)
     # the last two are characters that the model does not know
-    tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL), "漢字", "ž"]
+    tokens = [
+        *SPECIAL,
+        *(piece for piece in pieces if piece not in SPECIAL),
+        "漢字",
+        "ž",
+    ]
     source = save_with_vocabulary(source_format, tmp_path / "in", tokens)
     _, tokenizer, target = converted(source_format, source, tmp_path / "ours", sentencepiece=spm)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
@@ -234,8 +257,19 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(
 def test_opennmt_weights_in_a_file_of_their_own(model_file: Path, compared: Compare) -> None:
     """As version 3.4 saves them with -save_format safetensors."""
     model, head = weights((6, 7))
-    vocab = {"src": [*SPECIAL, "a", "dog"], "tgt": [*SPECIAL, "ein", "Hund", "läuft"], "data_task": "seq2seq"}
-    torch.save({"vocab": vocab, "opt": Namespace(**OPTIONS), "optim": {}}, model_file)
+    vocab = {
+        "src": [*SPECIAL, "a", "dog"],
+        "tgt": [*SPECIAL, "ein", "Hund", "läuft"],
+        "data_task": "seq2seq",
+    }
+    torch.save(
+        {
+            "vocab": vocab,
+            "opt": Namespace(**OPTIONS),
+            "optim": {},
+        },
+        model_file,
+    )
     assert "model.safetensors" in error_of(from_opennmt, model_file)
     tensors = model | {f"generator.{name}": tensor for name, tensor in head.items()}
     copies = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -289,7 +323,11 @@ def test_opennmt_refuses_other_positions(model_file: Path, record_property: Reco
     """SinusoidalConcat has fairseq's wavelengths, and so has Marian."""
     model, head = weights((9, 8))
     table = torch.tensor(np.stack([marian_position(index) for index in range(50)])).float()[:, None]  # (P, 1, D)
-    save(model_file, model | {name: table for name in model if name.endswith("pe.pe")}, head)
+    save(
+        model_file,
+        model | {name: table for name in model if name.endswith("pe.pe")},
+        head,
+    )
     assert "-position_encoding_type" in error_of(from_opennmt, model_file)
     record_property("refused", "-position_encoding_type SinusoidalConcat")
 

@@ -24,7 +24,15 @@ def test_options_of_anything_but_a_mapping_are_none(values: object) -> None:
     assert options.section("x").values == {}
 
 
-@pytest.mark.parametrize(("value", "is_there"), [(None, False), (0, True), (False, True), ("", True)])
+@pytest.mark.parametrize(
+    ("value", "is_there"),
+    [
+        (None, False),
+        (0, True),
+        (False, True),
+        ("", True),
+    ],
+)
 def test_option_without_a_value_is_missing(value: object, is_there: bool) -> None:
     assert ("x" in of(value)) is is_there
 
@@ -138,7 +146,12 @@ def test_section_of_options_is_named_after_its_parent() -> None:
 
 @pytest.mark.parametrize(
     ("where", "spelt"),
-    [("m: --", "m: --a-b"), ("m: -", "m: -a_b"), ("m: ", "m: a_b"), ("", "a_b")],
+    [
+        ("m: --", "m: --a-b"),
+        ("m: -", "m: -a_b"),
+        ("m: ", "m: a_b"),
+        ("", "a_b"),
+    ],
 )
 def test_option_of_a_command_line_is_spelt_with_hyphens(where: str, spelt: str) -> None:
     assert str(Options({"a_b": 1}, where).error("a_b", "why")) == f"{spelt}=1: why"

@@ -68,7 +68,15 @@ def test_parts_of_the_weights_have_no_tensor_twice(tmp_path: Path) -> None:
     [
         ({}, {"num_beams": 1, "length_penalty": 1.0}),
         ({"num_beams": 4, "length_penalty": 0.5}, {"num_beams": 4, "length_penalty": 0.5}),
-        ({"transformers_version": "1", "_x": 3, "unk_token_id": 5, "top_k": 7}, {"top_k": 7}),
+        (
+            {
+                "transformers_version": "1",
+                "_x": 3,
+                "unk_token_id": 5,
+                "top_k": 7,
+            },
+            {"top_k": 7},
+        ),
     ],
 )
 def test_model_gets_the_search_of_its_peer(settings: dict, expected: dict, tmp_path: Path) -> None:
@@ -79,7 +87,14 @@ def test_model_gets_the_search_of_its_peer(settings: dict, expected: dict, tmp_p
     assert not hasattr(model.generation_config, "_x")
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 0}, {"num_beams": "x"}, {"early_stopping": 3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 0},
+        {"num_beams": "x"},
+        {"early_stopping": 3},
+    ],
+)
 def test_search_that_does_not_exist_is_refused(settings: dict) -> None:
     assert "generation settings" in error_of(transformers_folders.set_generation_config, tiny_model(), settings)
 
@@ -166,7 +181,16 @@ def test_matrices_that_a_configuration_ties_may_be_saved_once_or_differ(tmp_path
         tie_word_embeddings=True,
     )
     tie = "config.json ties {} and {}, which differ: each is used as it is"
-    note = rewrite(tmp_path, lambda tensors: tensors.update({SOURCE: matrix, TARGET: matrix, OUTPUT: 2 * matrix}))
+    note = rewrite(
+        tmp_path,
+        lambda tensors: tensors.update(
+            {
+                SOURCE: matrix,
+                TARGET: matrix,
+                OUTPUT: 2 * matrix,
+            }
+        ),
+    )
     assert note == tie.format(TARGET, OUTPUT)
     note = rewrite(tmp_path, lambda tensors: tensors.update({TARGET: 2 * matrix}))
     assert note == tie.format(SOURCE, TARGET)
@@ -266,7 +290,14 @@ def test_checkpoint_without_text_has_its_notes_and_no_tokenizer() -> None:
     assert_fields(plain.converted().model.generation_config, num_beams=3)
     special = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>"}
     side = TextSide([*special.values(), *map(str, range(37))], special)
-    noted = Checkpoint(model.state_dict(), str, fields, {}, sides=[side, side], notes=["one"])
+    noted = Checkpoint(
+        model.state_dict(),
+        str,
+        fields,
+        {},
+        sides=[side, side],
+        notes=["one"],
+    )
     assert noted.converted().notes == [PRETOKENIZED, "one"]
     assert noted.converted().tokenizer("3 x")["input_ids"] == [6, 0, 2]
 

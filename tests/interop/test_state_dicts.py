@@ -83,7 +83,18 @@ def test_names_that_wrappers_keep_apart_stay() -> None:
     assert state_dicts.require_tensors(state, "f").keys() == state.keys()
 
 
-@pytest.mark.parametrize("state", [None, [], {}, 3, {1: ONES}, {"a": ONES, None: ONES}, ONES])
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        [],
+        {},
+        3,
+        {1: ONES},
+        {"a": ONES, None: ONES},
+        ONES,
+    ],
+)
 def test_state_dictionary_has_names_and_tensors(state: Any) -> None:
     message = error_of(state_dicts.require_tensors, state, "f: part")
     assert message == f"f: part: a state dictionary is needed there, not {type(state).__name__}"
@@ -201,7 +212,14 @@ W = {"w": ONES}
         ((1, [2, {"x": W}]), []),
         ([*[0] * 99, W], []),
         ({"ema": {"w": 2 * ONES}, "model": W}, ["ema"]),
-        ({"model": {"w": 2 * ONES}, "state_dict": W, "x": {"w": 3 * ONES}}, ["model", "x"]),
+        (
+            {
+                "model": {"w": 2 * ONES},
+                "state_dict": W,
+                "x": {"w": 3 * ONES},
+            },
+            ["model", "x"],
+        ),
         ({"a": {"model_state": W, "ema": {"w": 2 * ONES}}}, ["a/ema"]),
         ({"a": {"net": {"w": 2 * ONES}}, "module": W}, []),
         ({3: W, "optimizer": {"state": {0: ONES}}}, []),
@@ -261,7 +279,11 @@ def test_module_that_was_saved_whole_has_the_weights_of_its_parts() -> None:
     root = module(
         _parameters={"w": ONES, "none": None},
         _buffers={"u": 3 * ONES},
-        _modules={"x": module(_modules={"y": shared}), "again": shared, "none": None},
+        _modules={
+            "x": module(_modules={"y": shared}),
+            "again": shared,
+            "none": None,
+        },
     )
     shared.__setstate__({**vars(shared)["state"], "_modules": {"root": root}})
     found = state_dicts.find_weights({"net": root}, has_w, "f")
@@ -458,7 +480,14 @@ def test_settings_that_no_model_can_have_are_refused(fields: dict[str, Any], mes
 def test_ids_of_two_vocabularies_have_their_own_bounds(name: str, value: int, size: int) -> None:
     given, tensors = own(share_encoder_decoder_embeddings=False, decoder_vocab_size=30)
     given |= {"decoder_pad_token_id": 1, "decoder_eos_token_id": 2}
-    assert_fields(state_dicts.build_model(given | {name: value - 1}, tensors, str).config, **{name: value - 1})
+    assert_fields(
+        state_dicts.build_model(
+            given | {name: value - 1},
+            tensors,
+            str,
+        ).config,
+        **{name: value - 1},
+    )
     known = name.replace("decoder_pad", "pad").replace("decoder_eos", "eos")
     message = f"{known}={value}: the vocabulary has {size} tokens, from 0 to {size - 1}"
     assert error_of(state_dicts.build_model, given | {name: value}, tensors, str) == message
@@ -489,7 +518,12 @@ def test_weights_of_the_model_are_copies() -> None:
 
 def test_each_tensor_is_used_once_and_has_its_shape() -> None:
     given, tensors = own()
-    message = error_of(state_dicts.build_model, given, tensors | {SECOND: tensors[SECOND][:-1]}, str)
+    message = error_of(
+        state_dicts.build_model,
+        given,
+        tensors | {SECOND: tensors[SECOND][:-1]},
+        str,
+    )
     assert message == f"{SECOND} gives (47, 32) for {SECOND}, which is (48, 32)"
     quantised = tensors | {SECOND: tensors[SECOND].to(torch.int8)}
     assert error_of(state_dicts.build_model, given, quantised, str).startswith(f"{SECOND} is int8: quantised")

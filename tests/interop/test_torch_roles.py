@@ -143,7 +143,12 @@ MATRIX = (9, WIDTH)
     ],
 )
 def test_matrices_around_the_stacks_are_known_by_words(source: str, target: str, output: str) -> None:
-    names = {source: MATRIX, target: MATRIX, output: MATRIX, output.replace("weight", "bias"): (9,)}
+    names = {
+        source: MATRIX,
+        target: MATRIX,
+        output: MATRIX,
+        output.replace("weight", "bias"): (9,),
+    }
     assert around(names) == (source, target, output, [])
 
 
@@ -202,5 +207,10 @@ def test_role_that_several_matrices_or_none_could_have_is_asked_for(
 
 def test_tensors_of_another_shape_are_no_matrices_around_the_stacks() -> None:
     names = {"src_emb.weight": MATRIX, "tgt_emb.weight": MATRIX, "fc.weight": MATRIX}
-    more = {"fc.bias": (9,), "wide.weight": (9, WIDTH + 1), "cube.weight": (9, WIDTH, 1), "t.encoder.norm.x": MATRIX}
+    more = {
+        "fc.bias": (9,),
+        "wide.weight": (9, WIDTH + 1),
+        "cube.weight": (9, WIDTH, 1),
+        "t.encoder.norm.x": MATRIX,
+    }
     assert around(names | more)[:3] == tuple(names)

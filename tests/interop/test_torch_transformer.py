@@ -136,7 +136,14 @@ def of_another_model(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 KEYS = ("state_dict", "model_state_dict", "module", "net", "ema_state_dict")
 PREFIXES = ("module.", "_orig_mod.", "module._orig_mod.", "my.net.")
 WRAPPERS: dict[str, Callable[[dict], Any]] = {
-    **{key: lambda weights, key=key: {"optimizer": {"state": {}}, key: weights, "epoch": 3} for key in KEYS},
+    **{
+        key: lambda weights, key=key: {
+            "optimizer": {"state": {}},
+            key: weights,
+            "epoch": 3,
+        }
+        for key in KEYS
+    },
     **{prefix: partial(with_prefix, prefix) for prefix in PREFIXES},
     "tuple": lambda weights: (weights, {"lr": 0.1}),
     "Lightning": lambda weights: {
@@ -337,7 +344,14 @@ def test_torch_tokenizer_is_given(kind: str, model_file: Path, tmp_path: Path) -
         "tokenizer": tmp_path / f"en{suffix}",
         "target_tokenizer": tmp_path / f"de{suffix}",
     }
-    ours, source, target = converted("torch", model_file, tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS, **files)
+    ours, source, target = converted(
+        "torch",
+        model_file,
+        tmp_path / "ours",
+        heads=4,
+        **TUTORIAL_OPTIONS,
+        **files,
+    )
     text = "a cat runs in the snow ."
     ids = sides[0].encode(text).ids
     assert source(text)["input_ids"] == ([*ids, 3] if kind == "folder" else [2, *ids, 3])

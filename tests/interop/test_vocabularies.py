@@ -4,6 +4,7 @@ The judges are SentencePiece and subword-nmt. Whole vocabularies of each toolkit
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,14 @@ def test_text_that_is_only_split_needs_no_note() -> None:
     assert both(side("a"), raw).notes == [PRETOKENIZED]
 
 
-@pytest.mark.parametrize(("more", "which"), [((1, 0), "s.txt"), ((0, 1), "t.txt"), ((-1, 0), "s.txt")])
+@pytest.mark.parametrize(
+    ("more", "which"),
+    [
+        ((1, 0), "s.txt"),
+        ((0, 1), "t.txt"),
+        ((-1, 0), "s.txt"),
+    ],
+)
 def test_vocabulary_has_as_many_tokens_as_the_model(more: tuple[int, int], which: str) -> None:
     model = tiny_model(vocab_size=6)
     sides = [side(*"abc"[: 2 + count], origin=origin) for count, origin in zip(more, ("s.txt", "t.txt"), strict=True)]
@@ -224,7 +232,12 @@ def test_given_tokenizer_has_the_ids_of_the_model(number: int, is_there: bool, t
 
 @pytest.mark.parametrize(
     ("own", "of_model", "expected"),
-    [("<pad>", 4, "<pad>"), (None, 4, "a"), (None, None, None), (None, 0, "<unk>")],
+    [
+        ("<pad>", 4, "<pad>"),
+        (None, 4, "a"),
+        (None, None, None),
+        (None, 0, "<unk>"),
+    ],
 )
 def test_folder_of_a_tokenizer_gets_the_padding_of_the_model(
     own: str | None, of_model: int | None, expected: str | None, tmp_path: Path
@@ -236,7 +249,25 @@ def test_folder_of_a_tokenizer_gets_the_padding_of_the_model(
     assert found.pad_token == expected
 
 
-RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ１", "<s> </s> <unk>", "❤️ ab", " a", "漢 字漢"]
+RAW = [
+    *SOURCES,
+    *TARGETS,
+    *UNSEEN,
+    "ﬁne ½ ①  \u3000 x\u00a0y ",
+    "…   Ａ１",
+    "<s> </s> <unk>",
+    "❤️ ab",
+    " a",
+    "漢 字漢",
+]
+
+
+def side_of(spm: Path, lines: list[str], **settings: Any) -> TextSide:
+    """Train a SentencePiece model, whose pieces are the tokens."""
+    pieces = train_sentencepiece(spm, lines, **settings)
+    return side(*(piece for piece in pieces if piece not in NAMES), spm=spm)
+
+
 IDENTITY = {"normalization_rule_name": "identity"}
 
 
@@ -258,7 +289,15 @@ IDENTITY = {"normalization_rule_name": "identity"}
 @pytest.mark.parametrize("ends", [True, False])
 def test_sentencepiece_pieces_have_the_ids_of_the_toolkit(settings: dict, ends: bool, tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
-    pieces = [piece for piece in train_sentencepiece(spm, SOURCES + TARGETS, **settings) if piece not in NAMES]
+    pieces = [
+        piece
+        for piece in train_sentencepiece(
+            spm,
+            SOURCES + TARGETS,
+            **settings,
+        )
+        if piece not in NAMES
+    ]
     assert vocabularies.sentencepiece_pieces(spm)[3:] == [*dict.fromkeys(pieces)]
     # a token of several unknown characters, and one that no text contains
     tokens = [*NAMES, *pieces[::-1], "漢", "unseen"]
@@ -291,7 +330,7 @@ def test_vocabulary_of_a_unigram_may_lack_single_characters(
     spm = tmp_path / "spm.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
     assert lacks in pieces
-    given = TextSide([*NAMES, *(piece for piece in pieces if piece not in [*NAMES, lacks])], SPECIAL, spm=spm)
+    given = side(*(piece for piece in pieces if piece not in [*NAMES, lacks]), spm=spm)
     if is_read:
         assert vocabularies.fast_sentencepiece_tokenizer(given)("a")["input_ids"][-1] == 3
     else:
@@ -302,8 +341,7 @@ def test_vocabulary_of_a_unigram_may_lack_single_characters(
 @pytest.mark.parametrize("model_type", ["word", "char"])
 def test_sentencepiece_model_is_a_unigram_or_a_bpe(model_type: str, tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
-    pieces = train_sentencepiece(spm, SOURCES, model_type=model_type)
-    given = TextSide([*NAMES, *(piece for piece in pieces if piece not in NAMES)], SPECIAL, spm=spm)
+    given = side_of(spm, SOURCES, model_type=model_type)
     message = error_of(vocabularies.fast_sentencepiece_tokenizer, given)
     assert message.startswith(f"{spm}: no SentencePiece model (it is neither a unigram model nor a BPE")
 
@@ -311,15 +349,13 @@ def test_sentencepiece_model_is_a_unigram_or_a_bpe(model_type: str, tmp_path: Pa
 def test_normalisation_leaves_the_symbols_of_a_model(tmp_path: Path) -> None:
     """SentencePiece does not normalise its own symbols, a tokenizer.json does."""
     spm = tmp_path / "spm.model"
-    pieces = train_sentencepiece(spm, SOURCES, user_defined_symbols=["①"])
-    given = TextSide([*NAMES, *(piece for piece in pieces if piece not in NAMES)], SPECIAL, spm=spm)
+    given = side_of(spm, SOURCES, user_defined_symbols=["①"])
     assert "changes its symbol '①'" in error_of(vocabularies.fast_sentencepiece_tokenizer, given)
 
 
 def test_sentencepiece_with_spaces_at_the_ends_of_words_is_refused(tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
-    pieces = train_sentencepiece(spm, SOURCES, treat_whitespace_as_suffix=True)
-    given = TextSide([*NAMES, *(piece for piece in pieces if piece not in NAMES)], SPECIAL, spm=spm)
+    given = side_of(spm, SOURCES, treat_whitespace_as_suffix=True)
     assert "neither a unigram model nor a BPE" in error_of(vocabularies.fast_sentencepiece_tokenizer, given)
     for name, content in (("damaged", b"x" * 50), ("absent", None)):
         if content is not None:
@@ -328,16 +364,11 @@ def test_sentencepiece_with_spaces_at_the_ends_of_words_is_refused(tmp_path: Pat
 
 
 def test_marian_tokenizer_is_of_one_vocabulary_or_of_two(tmp_path: Path) -> None:
-    sides = {}
-    for name, lines in (("en", SOURCES), ("de", TARGETS)):
-        spm = tmp_path / f"{name}.spm"
-        pieces = train_sentencepiece(spm, lines)
-        sides[name] = TextSide([*NAMES, *(piece for piece in pieces if piece not in NAMES)], SPECIAL, spm=spm)
-    one = vocabularies.sentencepiece_tokenizer(sides["en"], sides["en"])
-    two = vocabularies.sentencepiece_tokenizer(sides["en"], sides["de"])
-    assert not one.separate_vocabs
-    assert two.separate_vocabs
-    for tokenizer, target in ((one, sides["en"]), (two, sides["de"])):
+    english = side_of(tmp_path / "en.spm", SOURCES)
+    german = side_of(tmp_path / "de.spm", TARGETS)
+    for target, is_separate in ((english, False), (german, True)):
+        tokenizer = vocabularies.sentencepiece_tokenizer(english, target)
+        assert tokenizer.separate_vocabs is is_separate
         ids = {token: number for number, token in enumerate(target.tokens)}
         processor = sentencepiece.SentencePieceProcessor(model_file=str(target.spm))
         expected = [ids.get(piece, 0) for piece in processor.encode(TARGETS[0], out_type=str)]
@@ -371,7 +402,16 @@ CODES = "#version: 0.2\nt h\nth e</w>\na n\n"
 def test_codes_are_those_of_subword_nmt_or_fastbpe(text: str, message: str | None, tmp_path: Path) -> None:
     codes = tmp_path / "codes"
     codes.write_text(text)
-    given = side("the", "an@@", "t@@", "h", "e", "d", ends=False, codes=codes)
+    given = side(
+        "the",
+        "an@@",
+        "t@@",
+        "h",
+        "e",
+        "d",
+        ends=False,
+        codes=codes,
+    )
     if message is not None:
         assert error_of(vocabularies.endless_bpe_tokenizer, given).startswith(f"{codes}: {message}")
         return
@@ -409,10 +449,8 @@ def test_codes_of_both_sides_give_one_class_that_ends_or_none(tmp_path: Path) ->
 
 def test_raw_text_that_does_not_end_has_a_tokenizer_of_each_side(tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
-    pieces = train_sentencepiece(spm, SOURCES + TARGETS)
-    tokens = [*NAMES, *(piece for piece in pieces if piece not in NAMES)]
-    source, target = (TextSide(tokens, SPECIAL, spm=spm, ends=ends) for ends in (False, True))
-    found = both(source, target)
+    target = side_of(spm, SOURCES + TARGETS)
+    found = both(replace(target, ends=False), target)
     assert isinstance(found.tokenizer, PreTrainedTokenizerFast)
     ids = found.tokenizer("a dog")["input_ids"]
     assert found.target_tokenizer("a dog")["input_ids"] == [*ids, 3]
@@ -432,7 +470,17 @@ def test_pieces_that_marian_lacks_have_ids_after_all_others(tmp_path: Path) -> N
     ids = {token: number for number, token in enumerate([*tokens, *missing])}
     for text in SOURCES:
         assert backend.encode(text).ids == [ids[piece] for piece in processor.encode(text, out_type=str)]
-    assert backend.decode([ids["▁"], ids["▁"], *backend.encode("a dog").ids, ids["▁"]]) == "a dog"
+    assert (
+        backend.decode(
+            [
+                ids["▁"],
+                ids["▁"],
+                *backend.encode("a dog").ids,
+                ids["▁"],
+            ]
+        )
+        == "a dog"
+    )
     plain, missing_too = vocabularies.sentencepiece_backend(spm.read_bytes(), tokens, SPECIAL)
     assert missing_too == missing
     assert plain.get_vocab_size() == len(tokens)
