@@ -7,9 +7,8 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.evaluation import cross_attention, plot_attention, plots
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.side_tokens import readable_tokens
+from tests.evaluation.figures import texts_of
 from tests.model_helpers import error_of, tiny_config, tiny_marian, word_tokenizer
-
-pytestmark = pytest.mark.usefixtures("drawn_figures")
 
 SENTENCE, TRANSLATION = "two hundred and one", "zweihunderteins für 中"
 LAYERS, HEADS = 2, 4
@@ -36,7 +35,8 @@ def test_weights_equal_equation_1_in_the_first_layer(model, tokenizer):
         getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: kept.update({name: out[0]}))
     source, target, weights = cross_attention(model, tokenizer, tokenizer, SENTENCE, TRANSLATION)
     query, key = (kept[name].view(-1, HEADS, 4).transpose(0, 1) for name in ("q_proj", "k_proj"))  # (H, T or S, d_k)
-    assert query.shape[1] == len(target) and key.shape[1] == len(source)
+    assert query.shape[1] == len(target)
+    assert key.shape[1] == len(source)
     torch.testing.assert_close(weights[0], torch.softmax(query @ key.transpose(1, 2) / 4**0.5, -1))
 
 
@@ -50,10 +50,12 @@ def test_row_belongs_to_the_token_that_it_predicts(model, tokenizer):
 
 
 def test_translation_defaults_to_that_of_the_model(model, tokenizer):
+    """Also of an address, which the text of a translation would keep."""
+    sentence = f"{SENTENCE} www.example.org"
     model.generation_config.max_new_tokens = 5
-    own = model.generate(input_ids=torch.tensor([tokenizer(SENTENCE)["input_ids"]]))
+    own = model.generate(input_ids=torch.tensor([tokenizer(sentence)["input_ids"]]))
     text = tokenizer.decode(own[0], skip_special_tokens=True)
-    found, expected = (cross_attention(model, tokenizer, None, SENTENCE, given) for given in (None, text))
+    found, expected = (cross_attention(model, tokenizer, None, sentence, given) for given in (None, text))
     assert found[1] == expected[1]
     torch.testing.assert_close(found[2], expected[2])
 
@@ -61,9 +63,19 @@ def test_translation_defaults_to_that_of_the_model(model, tokenizer):
 def test_model_state_is_restored(model, tokenizer):
     model.set_attn_implementation("sdpa")
     model.train()
-    cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
-    assert model.training and model.config._attn_implementation == "sdpa"
-    assert "sentence" in error_of(cross_attention, model, tokenizer, None, " ")
+    *_, weights = cross_attention(model, tokenizer, None, SENTENCE, TRANSLATION)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert not weights.requires_grad
+
+
+def test_weights_of_a_half_precision_model_are_float32(model, tokenizer):
+    *_, weights = cross_attention(model.bfloat16(), tokenizer, None, SENTENCE, TRANSLATION)
+    assert weights.dtype == torch.float32
+
+
+def test_empty_sentence_is_refused(model, tokenizer):
+    assert error_of(cross_attention, model, tokenizer, None, " ").startswith("sentence: ")
 
 
 def test_cross_attention_of_a_marian_model(tokenizer):
@@ -71,30 +83,95 @@ def test_cross_attention_of_a_marian_model(tokenizer):
     assert weights.shape == (1, 2, len(target), len(source))
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are saved."""
+@pytest.mark.usefixtures("drawn_figures")
+def test_plot_is_an_image_with_the_colours_beside_the_maps(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
-    figures = []
-    original = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), original(self, *a, **k))[1])
-    return figures
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: [drawn.append(figure), save(figure, *a, **k)])
+    path = plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], torch.rand(1, 2, 2, 3), tmp_path / "a.png")
+    assert path == tmp_path / "a.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    *maps, colours = drawn[0].axes
+    gap = colours.get_position().x0 - max(axis.get_position().x1 for axis in maps)
+    assert 0 < gap < 0.05
 
 
-def test_plot_has_the_mean_and_every_head(tmp_path, drawn):
+@pytest.mark.parametrize("layer", [1, 2, 3, None])
+def test_plot_has_the_mean_and_every_head(layer, tmp_path, figures):
     weights = torch.rand(3, 4, 2, 3)
-    path = plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=2)
-    assert path == tmp_path / "a.png" and path.read_bytes().startswith(b"\x89PNG")
-    panels = [axis for axis in drawn[0].axes if axis.images]
+    plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=layer)
+    *panels, colours = figures[0].axes
     assert [panel.get_title() for panel in panels] == ["mean of the heads", "head 1", "head 2", "head 3", "head 4"]
-    for panel, expected in zip(panels, [weights[1].mean(0), *weights[1]], strict=True):
-        torch.testing.assert_close(torch.tensor(panel.images[0].get_array()), expected)
-    labels = panels[0].get_xticklabels()
-    assert [label.get_text() for label in labels] == ["▁one", "$2$", "</s>"]
-    assert not labels[1].get_parse_math()
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["eins", "</s>"]
-    assert "layer 2 of 3" in drawn[0].get_suptitle()
+    of_layer = weights[2 if layer is None else layer - 1]
+    for panel, expected in zip(panels, [of_layer.mean(0), *of_layer], strict=True):
+        (image,) = panel.images
+        torch.testing.assert_close(torch.tensor(image.get_array()), expected)
+        assert image.get_clim() == (0, 1)
+        assert image.get_cmap().name == "Blues"
+        assert panel.get_aspect() == "auto"
+        assert panel.title.get_fontsize() == 10
+    title = f"Cross-attention, decoder layer {layer or 3} of 3"
+    assert texts_of(figures[0])[title].get_fontsize() == 13
+    assert colours.get_ylabel() == "attention weight"
+    whole = max(axis.get_position().y1 for axis in panels) - min(axis.get_position().y0 for axis in panels)
+    assert colours.get_position().height == pytest.approx(0.6 * whole)
+
+
+def test_labels_of_a_plot_are_at_its_top_and_left(tmp_path, figures):
+    source = ["▁one", "$2$", "</s>"]
+    plot_attention(source, ["eins", "</s>"], torch.rand(1, 4, 2, 3), tmp_path / "a.png")
+    panels = figures[0].axes[:5]  # 3 + 2
+    columns = [[label.get_text() for label in panel.get_xticklabels()] for panel in panels]
+    assert columns[0] == source
+    assert panels[0].get_xticks().tolist() == [0, 1, 2]
+    labels = panels[0].get_xticklabels() + panels[0].get_yticklabels()
+    assert [label.get_text() for label in labels[3:]] == ["eins", "</s>"]
+    assert not any(label.get_parse_math() for label in labels)
+    assert {label.get_fontsize() for label in labels} == {8}
+    assert {label.get_rotation() for label in labels[:3]} == {90}
+    ticks = panels[0].xaxis.get_tick_params()
+    assert (ticks["labeltop"], ticks["labelbottom"], ticks["length"]) == (True, False, 0)
+    assert panels[0].yaxis.get_tick_params()["length"] == 0
+    has_top = [panel.xaxis.get_tick_params()["labeltop"] for panel in panels]
+    has_left = [panel.yaxis.get_tick_params()["labelleft"] for panel in panels]
+    assert has_top == [True, True, True, False, False]
+    assert has_left == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("heads", "targets", "sources", "grid", "size"),
+    [
+        # cells of 0.22 inches, panels of at least 1.8, and 1.8 and 2.2 for the rest
+        (1, 2, 3, (1, 2), (2 * 1.8 + 1.8, 1.8 + 2.2)),
+        (3, 10, 20, (2, 2), (2 * 4.4 + 1.8, 2 * 2.2 + 2.2)),
+        (4, 2, 20, (2, 3), (3 * 4.4 + 1.8, 2 * 1.8 + 2.2)),
+        (8, 10, 3, (3, 3), (3 * 1.8 + 1.8, 3 * 2.2 + 2.2)),
+    ],
+)
+def test_plot_has_room_for_each_token(heads, targets, sources, grid, size, tmp_path, figures):
+    weights = torch.rand(1, heads, targets, sources)
+    plot_attention(["a"] * sources, ["b"] * targets, weights, tmp_path / "a.png")
+    panels = [axis for axis in figures[0].axes if axis.images]
+    assert len(figures[0].axes) == heads + 2  # the mean and the colours, without spare places
+    assert panels[0].get_gridspec().get_geometry() == grid
+    assert figures[0].get_size_inches().tolist() == pytest.approx(size)
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_layer_that_does_not_exist_is_refused(layer, tmp_path):
+    message = error_of(plot_attention, ["a"], ["b"], torch.rand(2, 1, 1, 1), tmp_path / "a.png", layer=layer)
+    assert message == f"layer: the model has decoder layers 1 to 2, not {layer}"
+
+
+def test_tokens_are_readable(tokenizer):
+    """Bytes of a character apart are no characters, and control characters and white space can be seen."""
+    ids = tokenizer(" two für\n\r\t\x04中")["input_ids"]
+    shown = plots._readable(tokenizer, ids, "source")
+    assert "".join(shown).lstrip("▁") == "two▁für↵↵⇥\\x04���</s>"
+    assert shown[-1] == "</s>"
+    assert plots._readable(tokenizer, [], "source") == []
 
 
 def test_letters_of_a_language_are_no_bytes():

@@ -1,5 +1,6 @@
-"""The scores as `evaluate.Metric`s: against jiwer and restated definitions, offline and without a file."""
+"""The scores as `evaluate.Metric`s: against jiwer, sacreBLEU and restated definitions, offline and without a file."""
 
+import logging
 import os
 import random
 import re
@@ -9,19 +10,35 @@ import evaluate
 import jiwer
 import numpy as np
 import pytest
-from transformers import EvalPrediction
+import sacrebleu
 
-from hf_vanilla_transformer.evaluation import metric_classes, score_translations, translation_metrics
-from hf_vanilla_transformer.evaluation.comparison import scores_by_group
+from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.evaluation.edit_distance import edit_distance
-from hf_vanilla_transformer.evaluation.metric_classes import Bleu, CharacterErrorRate, Chrf, TokenErrorRate, TopK
-from hf_vanilla_transformer.evaluation.metric_names import TITLES, default_metrics
-from hf_vanilla_transformer.evaluation.metrics import Groups, Texts, compute_metric, make_metrics, score_names
-from hf_vanilla_transformer.evaluation.score_tables import group_table, render
+from hf_vanilla_transformer.evaluation.metric_classes import (
+    CLASSES,
+    Bleu,
+    CharacterErrorRate,
+    Chrf,
+    ChrfPlusPlus,
+    ExactMatch,
+    FunctionMetric,
+    SequenceErrorRate,
+    Ter,
+    TokenErrorRate,
+    TopK,
+    ratio,
+    reference_columns,
+)
+from hf_vanilla_transformer.evaluation.metric_names import TITLES
+from hf_vanilla_transformer.evaluation.metrics import Texts, compute_metric, make_metrics
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.text.token_kinds import token_splitter
-from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
+from tests.model_helpers import error_of
+
+HYPOTHESES = ["Hello, World!", "Ein kleiner Hund läuft über die Straße."]
+REFERENCES = ["Hello, world!", "Ein Hund läuft über die Straße."]
+OTHERS = ["hello world", "Ein kleiner Hund rennt über eine Straße."]
+ROWS = [list(row) for row in zip(REFERENCES, OTHERS, strict=True)]
 
 
 def random_texts(draw, count, least):
@@ -32,9 +49,12 @@ def plain_distance(first, second):
     """Wagner and Fischer 1974."""
     row = list(range(len(second) + 1))
     for index, symbol in enumerate(first, start=1):
-        above, row[0] = row[0], index
+        above = row[0]
+        row[0] = index
         for place, other in enumerate(second, start=1):
-            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (symbol != other))
+            changed = above + (symbol != other)
+            above = row[place]
+            row[place] = min(above + 1, row[place - 1] + 1, changed)
     return row[-1]
 
 
@@ -45,6 +65,63 @@ def test_edit_distance_equals_the_matrix():
         assert edit_distance(first, second) == plain_distance(first, second)
 
 
+# Scores of sacreBLEU
+
+
+@pytest.mark.parametrize(
+    ("metric", "judge"),
+    [
+        (Bleu("13a"), sacrebleu.BLEU()),
+        (Bleu("13a", lowercase=True), sacrebleu.BLEU(lowercase=True)),
+        (Bleu("char"), sacrebleu.BLEU(tokenize="char")),
+        (Bleu("none"), sacrebleu.BLEU(tokenize="none", force=True)),
+        (Bleu(), sacrebleu.BLEU()),
+        (Chrf(), sacrebleu.CHRF()),
+        (Chrf(lowercase=True), sacrebleu.CHRF(lowercase=True)),
+        (ChrfPlusPlus(), sacrebleu.CHRF(word_order=2)),
+        (ChrfPlusPlus(lowercase=True), sacrebleu.CHRF(word_order=2, lowercase=True)),
+        (Ter(), sacrebleu.TER()),
+        (Ter(lowercase=True), sacrebleu.TER()),
+    ],
+)
+def test_score_and_signature_are_those_of_sacrebleu(metric, judge):
+    found = metric.compute(predictions=HYPOTHESES, references=ROWS)
+    expected = judge.corpus_score(HYPOTHESES, [REFERENCES, OTHERS])
+    assert found[metric.key] == expected.score
+    assert found[f"{metric.key}_signature"] == f"{expected.name}|{judge.get_signature()}"
+
+
+def test_bleu_has_the_parts_of_its_formula():
+    found = Bleu("13a").compute(predictions=HYPOTHESES, references=REFERENCES)
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
+    assert found["brevity_penalty"] == expected.bp
+    assert found["precisions"] == expected.precisions
+    assert found["hypothesis_length"] == expected.sys_len == 12
+    assert found["reference_length"] == expected.ref_len == 11
+
+
+@pytest.mark.parametrize(("tokenize", "warns"), [("13a", True), ("none", False)])
+def test_text_that_looks_tokenised_is_named_unless_it_should(tokenize, warns, caplog):
+    lines = ["a b ."] * 200
+    with caplog.at_level(logging.WARNING, "sacrebleu"):
+        Bleu(tokenize).compute(predictions=lines, references=lines)
+    assert ("tokenized period" in caplog.text) is warns
+
+
+def test_rows_may_have_different_numbers_of_references():
+    assert reference_columns(["a", ["b", "c", "d"], ["e", "f"]]) == [
+        ["a", "b", "e"],
+        [None, "c", "f"],
+        [None, "d", None],
+    ]
+    rows = [REFERENCES[:1], ROWS[1]]
+    found = Bleu().compute(predictions=HYPOTHESES, references=rows)["bleu"]
+    assert found == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES, [None, OTHERS[1]]]).score
+
+
+# Rates
+
+
 @pytest.mark.parametrize(
     ("metric", "judge"),
     [(TokenErrorRate(), jiwer.wer), (CharacterErrorRate(), jiwer.cer)],
@@ -53,128 +130,10 @@ def test_edit_distance_equals_the_matrix():
 def test_error_rates_equal_jiwer(metric, judge):
     draw = random.Random(1)
     for _ in range(30):
-        references, hypotheses = random_texts(draw, 9, 1), random_texts(draw, 9, 0)
+        references = random_texts(draw, 9, 1)
+        hypotheses = random_texts(draw, 9, 0)
         score = metric.compute(predictions=hypotheses, references=references)[metric.key]
         assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
-
-
-def test_top_k_counts_lists_with_the_reference_among_the_first_k():
-    draw = random.Random(2)
-    lists = [draw.sample([f"text {n}" for n in range(80)], 50) for _ in range(200)]
-    references = [f"text {draw.randrange(80)}" for _ in lists]
-    scores = TopK().compute(predictions=lists, references=references)
-    for k in (1, 3, 5, 10, 50):
-        hits = [reference in texts[:k] for texts, reference in zip(lists, references, strict=True)]
-        assert scores[f"top_{k}"] == pytest.approx(100 * np.mean(hits))
-    assert list(TopK().compute(predictions=[["a", "b", "c"]], references=["b"])) == ["top_1", "top_3"]
-
-
-def test_names_and_classes_agree():
-    assert list(metric_classes.CLASSES) == list(TITLES)
-
-
-@pytest.mark.parametrize("name", TITLES)
-def test_scores_of_texts_are_those_of_compute(name):
-    hypotheses, references = ["a b c d", "F g"], [["a b c e", "f g"], ["a b", "x"]]
-    n_best = [[text, "a b"] for text in hypotheses]
-    texts = Texts(hypotheses, references, n_best=n_best)
-    metric = make_metrics([name])[name]
-    predictions = n_best if name == "top_k" else hypotheses
-    computed = metric.compute(predictions=predictions, references=[list(row) for row in zip(*references, strict=True)])
-    scores, details = compute_metric(name, metric, texts)
-    assert scores | details == computed and scores
-
-
-def test_metrics_combine_with_others(tmp_path):
-    (tmp_path / "length.py").write_text(LENGTH, encoding="utf-8")
-    other = evaluate.load(str(tmp_path / "length.py"))
-    combined = evaluate.combine([Bleu("none"), Chrf(), other])
-    scores = combined.compute(predictions=["a b c d e", "f g"], references=["a b c d e", "f h"])
-    expected = score_translations(["a b c d e", "f g"], ["a b c d e", "f h"], tokenize="none")
-    assert scores["bleu"] == expected["bleu"] and scores["chrf"] == expected["chrf"] and scores["longest"] == 9
-    assert scores["bleu_signature"] == expected["bleu_signature"]
-
-
-LENGTH = """
-import datasets
-import evaluate
-
-
-class Length(evaluate.Metric):
-    def _info(self):
-        features = datasets.Features(predictions=datasets.Value("string"), references=datasets.Value("string"))
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references):
-        lengths = [len(text) for text in predictions]
-        return {"longest": max(lengths), "shortest": min(lengths), "all": lengths}
-"""
-
-
-def test_metric_of_a_folder_joins_the_built_in_ones(tmp_path):
-    folder = tmp_path / "length"
-    folder.mkdir()
-    (folder / "length.py").write_text(LENGTH, encoding="utf-8")
-    scores = score_translations(["abc", "d"], ["abc", "e"], metrics=["chrf", str(folder)])
-    assert scores["length_longest"] == 3 and scores["length_shortest"] == 1 and scores["exact_match"] == 50
-    names = score_names(make_metrics(["chrf", str(folder)]))
-    assert names == ["chrf", "length_longest", "length_shortest", "exact_match"]
-
-
-def test_metric_that_cannot_be_loaded_is_a_one_line_error(tmp_path):
-    (tmp_path / "needs.py").write_text("import no_such_package\n" + LENGTH, encoding="utf-8")
-    for name in ("no-such-metric-anywhere", str(tmp_path / "needs.py")):
-        with pytest.raises(UserError, match="^metrics: ") as error:
-            make_metrics([name])
-        assert "\n" not in str(error.value)
-    assert "did you mean bleu" in error_of(make_metrics, ["bleuu"])
-
-
-def test_scores_leave_no_file():
-    names = ["bleu", "chrf", "ter", "token_error_rate"]
-    score_translations(["a b"], ["a b"], metrics=names)
-    left = [path for path in Path(os.environ["HF_HOME"]).rglob("*") if path.name in names]
-    assert left == []
-
-
-def upper_or_invalid(text):
-    if text == "raise":
-        raise RuntimeError("no text")
-    return None if text == "none" else text.upper()
-
-
-def test_invalid_texts_are_counted_and_equal_nothing():
-    hypotheses, references = ["a", "none", "raise", "B"], ["A", "none", "x", "b"]
-    scores = score_translations(
-        hypotheses, references, metrics=["top_k"], n_best=[[text] for text in hypotheses], normalize=upper_or_invalid
-    )
-    assert scores["exact_match"] == scores["top_1"] == 50 and scores["invalid"] == 50
-
-
-def test_any_metric_goes_into_a_trainer(tmp_path):
-    (tmp_path / "length.py").write_text(LENGTH, encoding="utf-8")
-    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a", "b"], **SPECIAL_TOKENS)
-    compute = translation_metrics(tokenizer, metrics=["token_error_rate", str(tmp_path / "length.py")])
-    prediction = EvalPrediction(predictions=np.array([[0, 4, 5, 2]]), label_ids=np.array([[4, 4, 2]]))
-    scores = compute(prediction)
-    assert scores["token_error_rate"] == 50 and scores["length_longest"] == 3 and "bleu" not in scores
-
-
-def test_invalid_hypothesis_does_not_equal_an_empty_reference():
-    references = ["", "a", ""]
-    lists = [["none"], ["none", "a"], ["none", ""]]
-    scores = score_translations(
-        ["none", "raise", ""], references, metrics=["top_k"], n_best=lists, normalize=upper_or_invalid
-    )
-    assert scores["exact_match"] == pytest.approx(100 / 3) and scores["invalid"] == pytest.approx(200 / 3)
-    assert scores["top_1"] == 0
-    assert score_translations(["", "a"], ["", "b"])["exact_match"] == 50
-
-
-@pytest.mark.parametrize("form", [5, True, b"text", ["text"], object()])
-def test_normaliser_that_returns_no_text_is_refused(form):
-    with pytest.raises(UserError, match="^normalize: it returned .*, neither a text nor None$"):
-        score_translations(["a"], ["a"], normalize=lambda text: form)
 
 
 @pytest.mark.parametrize(("metric", "judge"), [("token_error_rate", jiwer.wer), ("character_error_rate", jiwer.cer)])
@@ -192,6 +151,50 @@ def test_normaliser_that_returns_no_text_is_refused(form):
 def test_error_rates_of_odd_texts_equal_jiwer(metric, judge, references, hypotheses):
     score = score_translations(hypotheses, references, metrics=[metric])[metric]
     assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "prediction", "references", "score"),
+    [
+        # of the nearest reference: 1 edit of 3 tokens, not 2 of 4; of two equally near ones the shorter
+        (TokenErrorRate(), "a b c", ["a b x y", "a b d"], 100 / 3),
+        (TokenErrorRate(), "a b", ["a b c", "a"], 100),
+        (TokenErrorRate(), "A b", ["a b"], 50),
+        (TokenErrorRate(lowercase=True), "A b", ["a b"], 0),
+        (TokenErrorRate(split=list), " ab ", ["ac"], 50),
+        (TokenErrorRate(lowercase=True, split=list), "AB", ["ac"], 50),
+        (CharacterErrorRate(), " abcd ", ["abce"], 25),
+        (CharacterErrorRate(), "ABCD", ["abce"], 100),
+        (CharacterErrorRate(lowercase=True), "ABCD", ["abce"], 25),
+        (ExactMatch(), " a ", ["x", "a"], 100),
+        (ExactMatch(), "A", ["a"], 0),
+        (ExactMatch(lowercase=True), "A", ["a"], 100),
+        (SequenceErrorRate(), " a ", ["x", "a"], 0),
+        (SequenceErrorRate(), "A", ["a"], 100),
+        (SequenceErrorRate(lowercase=True), "A", ["a"], 0),
+    ],
+)
+def test_rate_of_one_sentence(metric, prediction, references, score):
+    assert metric.compute(predictions=[prediction], references=[references]) == {metric.key: pytest.approx(score)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "score"),
+    [
+        (ExactMatch(), 75),
+        (SequenceErrorRate(), 25),
+        (TokenErrorRate(), 100 * 1 / 5),  # the sum of edits by the sum of tokens
+    ],
+)
+def test_rate_of_several_sentences(metric, score):
+    predictions = ["a", "b", "c", " d e "]
+    references = [["a", "x"], ["x", "b"], ["x", "y"], ["d e"]]
+    assert metric.compute(predictions=predictions, references=references) == {metric.key: pytest.approx(score)}
+
+
+@pytest.mark.parametrize(("sums", "quotient"), [((3, 2), 1.5), ((3, 1), 3), ((3, 0), 3), ((0, 0), 0)])
+def test_ratio_without_a_denominator_has_1(sums, quotient):
+    assert ratio(np.array(sums)) == quotient
 
 
 # restated: the tokens of each kind, white space at the ends left out
@@ -212,56 +215,114 @@ PREDICTED = {
 @pytest.mark.parametrize("tokens", TOKENS_OF)
 def test_token_error_rate_counts_the_tokens_of_the_model(tokens):
     references, hypotheses = PREDICTED[tokens]
-    tokenizer = train_symbol_tokenizer([(text, 1) for text in references], tokens)
-    split = token_splitter(tokenizer)
-    assert default_metrics("sequence", split) == ("exact_match", "token_error_rate")
+    split = token_splitter(train_symbol_tokenizer([(text, 1) for text in references], tokens))
     score = score_translations(hypotheses, references, metrics=["token_error_rate"], split=split)["token_error_rate"]
     wanted, predicted = (list(map(TOKENS_OF[tokens], texts)) for texts in (references, hypotheses))
     edits = sum(map(plain_distance, wanted, predicted))
-    assert edits and score == pytest.approx(100 * edits / sum(map(len, wanted)), abs=1e-9)
+    assert edits
+    assert score == pytest.approx(100 * edits / sum(map(len, wanted)), abs=1e-9)
 
 
 @pytest.mark.parametrize("tokens", ["chars", "bytes"])
-def test_models_of_characters_are_scored_by_characters(tokens):
-    split = token_splitter(train_symbol_tokenizer([("a b", 1)], tokens))
-    assert split is None and default_metrics("sequence", split) == ("exact_match", "character_error_rate")
+def test_models_of_characters_have_no_tokens_to_count(tokens):
+    assert token_splitter(train_symbol_tokenizer([("a b", 1)], tokens)) is None
 
 
-def test_trainer_scores_the_tokens_of_its_tokenizer():
-    tokenizer = train_symbol_tokenizer([("BrCCO", 1)], "smiles")
-    labels = np.array([tokenizer("BrCCO")["input_ids"]])
-    predicted = np.array([tokenizer("CCCO")["input_ids"]])
-    scores = translation_metrics(tokenizer, metrics=["token_error_rate"])(EvalPrediction(predicted, labels))
-    assert scores["token_error_rate"] == 25
+# Lists, and functions of the user
 
 
-def test_lists_of_unequal_lengths_have_the_top_of_the_longest():
-    references = ["a", "b", "c"]
-    lists = {"one": [["x", "a"], ["b"], ["x", "x", "c"]], "two": [["x"], ["x"], ["c"]]}
-    hypotheses = {name: [texts[0] for texts in each] for name, each in lists.items()}
-    groups = scores_by_group(hypotheses, references, ["l", "m", "l"], metrics=["top_k"], n_best=lists)
-    assert groups["l"]["one"] == {"top_1": 0, "top_3": 100} and groups["m"]["one"] == {"top_1": 100, "top_3": 100}
-    assert groups["m"]["two"] == {"top_1": 0, "top_3": 0} and groups["l"]["two"]["top_1"] == 50
-    render(group_table("part", groups))
-    # the three equal texts are one place of a list of three
-    scores = score_translations(["x"], ["c"], metrics=["top_k"], n_best=[["x", "x", "x"]])
-    assert scores["top_1"] == scores["top_3"] == 0
+def test_top_k_counts_lists_with_the_reference_among_the_first_k():
+    draw = random.Random(2)
+    lists = [draw.sample([f"text {n}" for n in range(80)], 50) for _ in range(200)]
+    references = [f"text {draw.randrange(80)}" for _ in lists]
+    scores = TopK().compute(predictions=lists, references=references)
+    for k in (1, 3, 5, 10, 50):
+        hits = [reference in texts[:k] for texts, reference in zip(lists, references, strict=True)]
+        assert scores[f"top_{k}"] == pytest.approx(100 * np.mean(hits))
 
 
-@pytest.mark.parametrize("lists", [["a"], [["a", None]]])
-def test_list_of_a_sentence_has_texts(lists):
-    assert error_of(score_translations, ["a"], ["a"], metrics=["top_k"], n_best=lists).startswith("n_best: ")
+@pytest.mark.parametrize(
+    ("metric", "lists", "references", "scores"),
+    [
+        (TopK(), [["a", "b", "c"], ["c"]], ["b", "c"], {"top_1": 50, "top_3": 100}),
+        (TopK(), [["a", "b"]], ["b"], {"top_1": 0}),
+        (TopK(), [[]], ["b"], {"top_1": 0}),
+        (TopK(), [[" b "]], [["a", "b"]], {"top_1": 100}),
+        (TopK(), [["B"]], ["b"], {"top_1": 0}),
+        (TopK(lowercase=True), [["B"]], ["b"], {"top_1": 100}),
+    ],
+)
+def test_top_k_goes_as_far_as_the_longest_list(metric, lists, references, scores):
+    assert metric.compute(predictions=lists, references=references) == scores
 
 
-@pytest.mark.parametrize("lists", [{"sources": ["a"]}, {"n_best": [["a"]]}, {"groups": Groups(["x"], False)}])
-def test_lists_that_lack_an_item_are_refused(lists):
-    with pytest.raises(UserError, match="2 hypotheses, but 1 (sources|n_best|labels)"):
-        score_translations(["a", "b"], ["a", "b"], **lists)
+def test_function_scores_each_sentence_with_its_first_reference():
+    def counted(sources, predictions, references):
+        assert (sources, predictions, references) == (["s", "t"], ["a", "bb"], ["r", "first"])
+        return [1, 4]
+
+    metric = FunctionMetric("m:f", counted)
+    rows = [["r"], ["first", "second"]]
+    assert metric.compute(sources=["s", "t"], predictions=["a", "bb"], references=rows) == {"m:f": 2.5}
+    assert metric.statistics(["a", "bb"], rows, ["s", "t"])["m:f"].tolist() == [[1, 1], [4, 1]]
+    without_sources = FunctionMetric("m:f", lambda sources, *_: [len(sources)])
+    assert without_sources.statistics(["a"], ["b"])["m:f"].tolist() == [[0, 1]]
 
 
-def test_sequence_error_rate_counts_what_equals_no_reference() -> None:
-    predictions = ["a", "b", "c", " d "]
-    references = [["a", "x"], ["x", "b"], ["x", "y"], ["d"]]
-    assert metric_classes.SequenceErrorRate().compute(predictions=predictions, references=references) == {
-        "sequence_error_rate": 25.0
-    }
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], r"m:f: it returned shape (1,); one number for each of 2 is needed"),
+        ([1.0, 2.0, 3.0], r"m:f: it returned shape (3,); one number for each of 2 is needed"),
+        ([[1.0], [2.0]], r"m:f: it returned shape (2, 1); one number for each of 2 is needed"),
+        ([1.0, float("nan")], "m:f: it returned nan for line 2"),
+        ([float("inf"), float("nan")], "m:f: it returned inf for line 1"),
+    ],
+)
+def test_function_that_returns_no_number_for_each_sentence_is_refused(returned, message):
+    metric = FunctionMetric("m:f", lambda *_: returned)
+    inputs = {"sources": ["", ""], "predictions": ["a", "b"], "references": [["a"], ["b"]]}
+    assert error_of(metric.compute, **inputs) == message
+
+
+# As metrics of the library
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_metric_computes_in_memory_what_a_score_is(name):
+    n_best = [[text, "a b"] for text in HYPOTHESES]
+    texts = Texts(HYPOTHESES, [REFERENCES, OTHERS], n_best=n_best)
+    metric = make_metrics([name])[name]
+    computed = metric.compute(predictions=n_best if name == "top_k" else HYPOTHESES, references=ROWS)
+    scores, details = compute_metric(name, metric, texts)
+    assert scores
+    assert scores | details == computed
+    assert metric.lowercase is False
+    assert metric.keep_in_memory
+    assert not Path(metric.data_dir, name).exists()
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_metric_describes_itself(name):
+    metric = CLASSES[name]()
+    several, one = metric.features
+    assert metric.description.startswith(CLASSES[name].__doc__.splitlines()[0])
+    assert several["references"].feature.dtype == one["references"].dtype == "string"
+
+
+def test_scores_leave_no_file():
+    home = Path(os.environ["HF_HOME"])
+    before = set(home.rglob("*"))
+    for name in TITLES:
+        predictions = [["a b"]] if name == "top_k" else ["a b"]
+        CLASSES[name]().compute(predictions=predictions, references=["a b"])
+    assert set(home.rglob("*")) == before
+
+
+def test_metrics_combine_with_others(length_metric):
+    combined = evaluate.combine([Bleu("none"), Chrf(), evaluate.load(length_metric)])
+    texts = {"predictions": ["a b c d e", "f g"], "references": ["a b c d e", "f h"]}
+    scores = combined.compute(**texts)
+    assert scores["bleu"] == Bleu("none").compute(**texts)["bleu"]
+    assert scores["chrf"] == Chrf().compute(**texts)["chrf"]
+    assert scores["longest"] == 9
