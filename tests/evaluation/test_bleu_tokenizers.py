@@ -32,6 +32,7 @@ def no_earlier_warnings():
     ("line", "tokenizer"),
     [
         ("abcd中", "13a"),  # a fifth of the letters
+        ("abcdefgh中国", "13a"),
         ("abc中", "zh"),
         ("中国人民日报新闻网络の", "zh"),
         ("中国人民日报新闻网の", "ja-mecab"),  # more than a tenth of the Chinese characters is kana
@@ -58,6 +59,7 @@ def test_line_has_the_tokenizer_of_most_of_its_letters(line, tokenizer):
         ({CHINESE: 5, LATIN: 5}, "zh", False),
         ({KOREAN: 9, LATIN: 1}, "ko-mecab", False),
         ({JAPANESE: 4, CHINESE: 2}, "ja-mecab", False),  # half as many lines without kana
+        ({JAPANESE: 4, CHINESE: 1}, "ja-mecab", False),
         ({JAPANESE: 4, CHINESE: 3}, "char", True),
         ({JAPANESE: 4, CHINESE: 1, THAI: 4}, "char", True),
         ({KOREAN: 4, CHINESE: 1}, "char", True),
@@ -68,7 +70,7 @@ def test_text_has_the_tokenizer_of_its_lines(counts, tokenizer, is_mixed):
     assert _of_script(lines) == (tokenizer, is_mixed)
 
 
-@pytest.mark.parametrize(("count", "is_mixed"), [(20_000, True), (20_001, False), (40_001, True)])
+@pytest.mark.parametrize(("count", "is_mixed"), [(20_000, True), (20_001, False), (20_002, False), (40_001, True)])
 def test_at_most_20_000_lines_at_even_distances_choose(count, is_mixed):
     """Every line, every second one, which is Thai, or every third one."""
     lines = [THAI, LATIN] * (count // 2) + [THAI] * (count % 2)

@@ -192,6 +192,12 @@ def test_rate_of_several_sentences(metric, score):
     assert metric.compute(predictions=predictions, references=references) == {metric.key: pytest.approx(score)}
 
 
+@pytest.mark.parametrize("metric", [TokenErrorRate(), ExactMatch()])
+def test_each_prediction_has_its_references(metric):
+    with pytest.raises(ValueError):
+        metric.counts(["a"], ["a", "b"])
+
+
 @pytest.mark.parametrize(("sums", "quotient"), [((3, 2), 1.5), ((3, 1), 3), ((3, 0), 3), ((0, 0), 0)])
 def test_ratio_without_a_denominator_has_1(sums, quotient):
     assert ratio(np.array(sums)) == quotient

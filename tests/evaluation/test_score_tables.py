@@ -109,7 +109,6 @@ DIFFERENCE = {
 
 def test_page_has_tables_signatures_and_differences():
     results = {
-        "task": "language",
         "comparison": COMPARISON,
         "differences": [DIFFERENCE, {**DIFFERENCE, "line": 7, "difference": 3.0}],
         "bleu_signature": "BLEU|of one system",

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from hf_vanilla_transformer.interop import eole, fairseq, marian_npz, opennmt
-from hf_vanilla_transformer.interop.options import Options, Unsupported
+from hf_vanilla_transformer.interop.options import Unsupported
 from tests.interop.checkpoints import eole as eole_files
 from tests.interop.checkpoints import fairseq as fairseq_files
 from tests.interop.checkpoints import marian_npz as marian_files
@@ -75,9 +74,3 @@ def test_dropout_that_is_no_probability_is_refused_by_name(
     toolkit: str, section: str, name: str, value: Any, tmp_path: Path
 ) -> None:
     assert is_named(toolkit, section, name, value, tmp_path)
-
-
-def test_whole_numbers_are_those_of_64_bits() -> None:
-    most = torch.iinfo(torch.int64).max
-    assert Options({"size": most}).integer("size") == most
-    assert "size=" in error_of(Options({"size": most + 1}).integer, "size")
