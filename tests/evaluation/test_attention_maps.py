@@ -21,7 +21,12 @@ def tokenizer():
 
 @pytest.fixture
 def model(tokenizer):
-    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "decoder_layers": LAYERS}
+    sizes = {
+        "d_model": 16,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "decoder_layers": LAYERS,
+    }
     torch.manual_seed(0)
     config = tiny_config(vocab_size=len(tokenizer), **sizes, decoder_attention_heads=HEADS)
     return VanillaTransformerForConditionalGeneration(config).eval()
@@ -89,8 +94,17 @@ def test_plot_is_an_image_with_the_colours_beside_the_maps(tmp_path, monkeypatch
 
     drawn = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: [drawn.append(figure), save(figure, *a, **k)])
-    path = plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], torch.rand(1, 2, 2, 3), tmp_path / "a.png")
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda figure, *a, **k: [drawn.append(figure), save(figure, *a, **k)],
+    )
+    path = plot_attention(
+        ["▁one", "$2$", "</s>"],
+        ["eins", "</s>"],
+        torch.rand(1, 2, 2, 3),
+        tmp_path / "a.png",
+    )
     assert path == tmp_path / "a.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     *maps, colours = drawn[0].axes
@@ -103,7 +117,13 @@ def test_plot_has_the_mean_and_every_head(layer, tmp_path, figures):
     weights = torch.rand(3, 4, 2, 3)
     plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=layer)
     *panels, colours = figures[0].axes
-    assert [panel.get_title() for panel in panels] == ["mean of the heads", "head 1", "head 2", "head 3", "head 4"]
+    assert [panel.get_title() for panel in panels] == [
+        "mean of the heads",
+        "head 1",
+        "head 2",
+        "head 3",
+        "head 4",
+    ]
     of_layer = weights[2 if layer is None else layer - 1]
     for panel, expected in zip(panels, [of_layer.mean(0), *of_layer], strict=True):
         (image,) = panel.images
@@ -161,7 +181,14 @@ def test_plot_has_room_for_each_token(heads, targets, sources, grid, size, tmp_p
 
 @pytest.mark.parametrize("layer", [0, 3])
 def test_layer_that_does_not_exist_is_refused(layer, tmp_path):
-    message = error_of(plot_attention, ["a"], ["b"], torch.rand(2, 1, 1, 1), tmp_path / "a.png", layer=layer)
+    message = error_of(
+        plot_attention,
+        ["a"],
+        ["b"],
+        torch.rand(2, 1, 1, 1),
+        tmp_path / "a.png",
+        layer=layer,
+    )
     assert message == f"layer: the model has decoder layers 1 to 2, not {layer}"
 
 

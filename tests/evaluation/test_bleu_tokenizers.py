@@ -35,7 +35,10 @@ def no_earlier_warnings():
         ("abcdefgh中国", "13a"),
         ("abc中", "zh"),
         ("中国人民日报新闻网络の", "zh"),
-        ("中国人民日报新闻网の", "ja-mecab"),  # more than a tenth of the Chinese characters is kana
+        (
+            "中国人民日报新闻网の",
+            "ja-mecab",
+        ),  # more than a tenth of the Chinese characters is kana
         ("한국어 中", "ko-mecab"),
         ("한 中国", "zh"),
         ("ｶﾅ", "ja-mecab"),
@@ -55,7 +58,11 @@ def test_line_has_the_tokenizer_of_most_of_its_letters(line, tokenizer):
         ({LATIN: 95, THAI: 5}, "char", True),  # a twentieth of the lines is present
         ({THAI: 8, LATIN: 2}, "char", False),
         ({THAI: 7, LATIN: 3}, "char", True),  # three tenths are a mixture
-        ({THAI: 8, LATIN: 2, "1 2 3": 90}, "char", False),  # lines without letters do not count
+        (
+            {THAI: 8, LATIN: 2, "1 2 3": 90},
+            "char",
+            False,
+        ),  # lines without letters do not count
         ({CHINESE: 5, LATIN: 5}, "zh", False),
         ({KOREAN: 9, LATIN: 1}, "ko-mecab", False),
         ({JAPANESE: 4, CHINESE: 2}, "ja-mecab", False),  # half as many lines without kana
@@ -70,7 +77,10 @@ def test_text_has_the_tokenizer_of_its_lines(counts, tokenizer, is_mixed):
     assert _of_script(lines) == (tokenizer, is_mixed)
 
 
-@pytest.mark.parametrize(("count", "is_mixed"), [(20_000, True), (20_001, False), (20_002, False), (40_001, True)])
+@pytest.mark.parametrize(
+    ("count", "is_mixed"),
+    [(20_000, True), (20_001, False), (20_002, False), (40_001, True)],
+)
 def test_at_most_20_000_lines_at_even_distances_choose(count, is_mixed):
     """Every line, every second one, which is Thai, or every third one."""
     lines = [THAI, LATIN] * (count // 2) + [THAI] * (count % 2)

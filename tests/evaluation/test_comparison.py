@@ -12,14 +12,36 @@ import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
-from hf_vanilla_transformer.evaluation import compare_systems, comparison, score_translations
-from hf_vanilla_transformer.evaluation.comparison import largest_differences, length_labels, scores_by_group
+from hf_vanilla_transformer.evaluation import (
+    compare_systems,
+    comparison,
+    score_translations,
+)
+from hf_vanilla_transformer.evaluation.comparison import (
+    largest_differences,
+    length_labels,
+    scores_by_group,
+)
 from hf_vanilla_transformer.evaluation.metric_classes import FunctionMetric
 from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics
 from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, perturb_all
 from tests.model_helpers import error_of
 
-WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]
+WORDS = [
+    "ein",
+    "kleiner",
+    "großer",
+    "Hund",
+    "läuft",
+    "springt",
+    "über",
+    "die",
+    "Straße",
+    "und",
+    "bellt",
+    "laut",
+    ".",
+]
 SAMPLES = comparison.SAMPLES
 TRIALS = comparison.TRIALS
 
@@ -49,7 +71,18 @@ def texts():
 
 def printed_scores(folder, names, kind):
     """The rows of sacreBLEU's command: for each system the cells of BLEU and chrF."""
-    arguments = [sys.executable, "-m", "sacrebleu", "r1", "r2", "-i", *names, "-m", "bleu", "chrf"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        "r1",
+        "r2",
+        "-i",
+        *names,
+        "-m",
+        "bleu",
+        "chrf",
+    ]
     arguments += [f"--paired-{kind}", f"--paired-{kind}-n", "200", "-w", "6", "-f", "latex"]
     printed = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=True).stdout
     rows = [line.split("&")[1:] for line in printed.splitlines() if "system-" in line and "&" in line]
@@ -62,7 +95,10 @@ def test_scores_and_p_values_are_those_of_sacrebleu(tmp_path, texts):
     for name, lines in zip(["r1", "r2", *names], [references, second, *systems.values()], strict=True):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     compared = compare_systems(systems, [references, second])
-    kinds = {"bs": ("score", "mean", "interval", "p_bootstrap"), "ar": ("score", "p_randomization")}
+    kinds = {
+        "bs": ("score", "mean", "interval", "p_bootstrap"),
+        "ar": ("score", "p_randomization"),
+    }
     for kind, fields in kinds.items():
         rows = printed_scores(tmp_path, names, kind)
         for cells, results in zip(rows, compared["systems"].values(), strict=True):
@@ -255,10 +291,17 @@ def test_options_reach_the_scores_of_groups():
 def test_each_group_has_the_tokenizer_of_its_language(texts):
     """The Chinese sentences are the fewer ones and come last, so that a tokenizer of the whole table would be 13a."""
     german, _, systems = texts
-    chinese = ["一个男人在公园里遛狗，旁边有两个孩子。", "两只狗在雪地里奔跑，天气很冷。"] * 4
+    chinese = [
+        "一个男人在公园里遛狗，旁边有两个孩子。",
+        "两只狗在雪地里奔跑，天气很冷。",
+    ] * 4
     thai = ["ผู้ชายในสวน", "สุนัขวิ่งบนถนนสายยาว"] * 4
     references = [*german, *chinese, *thai]
-    changed = [*systems["system 0.3"], *(text.replace("在", "正在") for text in chinese), *thai]
+    changed = [
+        *systems["system 0.3"],
+        *(text.replace("在", "正在") for text in chinese),
+        *thai,
+    ]
     labels = ["de"] * len(german) + ["zh"] * 8 + ["th"] * 8
     groups = scores_by_group({"a": changed}, references, labels)
     apart = score_translations(changed, references, groups=Groups(labels, True))
@@ -331,7 +374,10 @@ def test_differences_of_sequences_are_those_of_the_error_rate(count, expected):
 # Perturbed text
 
 
-PAIRS = [("Look at www.x.org {name} now.", "Sieh jetzt auf www.x.org {name} nach."), ("two dogs", "zwei Hunde")]
+PAIRS = [
+    ("Look at www.x.org {name} now.", "Sieh jetzt auf www.x.org {name} nach."),
+    ("two dogs", "zwei Hunde"),
+]
 PERTURBED = {
     "upper": ("TWO DOGS", "ZWEI HUNDE"),
     "title": ("Two Dogs", "Zwei Hunde"),
@@ -356,4 +402,7 @@ def test_typos_are_of_the_source():
 
 def test_noise_is_the_same_on_both_sides():
     for source, target in perturb_all("noise", PAIRS * 20)[1::2]:
-        assert set(source.split()) - {"two", "dogs"} == set(target.split()) - {"zwei", "Hunde"}
+        assert set(source.split()) - {"two", "dogs"} == set(target.split()) - {
+            "zwei",
+            "Hunde",
+        }

@@ -27,10 +27,23 @@ def history(updates: int = 3000) -> list[dict]:
     """The log of `Trainer`: losses often, evaluations seldom, the summary of training, and an evaluation after it."""
     entries: list[dict] = []
     for step in range(50, updates + 1, 50):
-        entries.append({"loss": 1.3 + 6 * np.exp(-step / 500), "learning_rate": 1e-3, "epoch": 0.1, "step": step})
+        entries.append(
+            {
+                "loss": 1.3 + 6 * np.exp(-step / 500),
+                "learning_rate": 1e-3,
+                "epoch": 0.1,
+                "step": step,
+            }
+        )
         if step % 500 == 0:
             bleu = 40 * (1 - np.exp(-step / 900))
-            entries.append({"eval_loss": 1.6 + 5 * np.exp(-step / 500), "eval_bleu": bleu, "step": step})
+            entries.append(
+                {
+                    "eval_loss": 1.6 + 5 * np.exp(-step / 500),
+                    "eval_bleu": bleu,
+                    "step": step,
+                }
+            )
     entries.append({"train_runtime": 9.0, "train_loss": 2.0, "step": updates})
     entries.append({"eval_loss": 0.1, "eval_bleu": 99.0, "step": updates})
     return entries
@@ -61,7 +74,10 @@ def lines_of(axis):
 
 
 LOSSES = [{"loss": 3.0, "step": 1}, {"loss": 2.0, "step": 2}]
-SCORES = [{"eval_loss": 2.5, "eval_bleu": 30.126, "step": 1200}, {"eval_bleu": 20.0, "step": 1500}]
+SCORES = [
+    {"eval_loss": 2.5, "eval_bleu": 30.126, "step": 1200},
+    {"eval_bleu": 20.0, "step": 1500},
+]
 
 
 def test_curve_has_losses_above_the_score(tmp_path, figures) -> None:
@@ -153,8 +169,15 @@ def test_points_are_the_first_of_each_step_and_finite() -> None:
 
 
 def test_curve_leaves_out_evaluations_after_training() -> None:
-    assert _during_training(history(), "eval_bleu")[-1] == (3000, pytest.approx(40 * (1 - np.exp(-3000 / 900))))
-    after = [{"train_runtime": 9.0, "step": 60}, {"eval_bleu": 7.0, "step": 60}, {"eval_bleu": 8.0, "step": 60}]
+    assert _during_training(history(), "eval_bleu")[-1] == (
+        3000,
+        pytest.approx(40 * (1 - np.exp(-3000 / 900))),
+    )
+    after = [
+        {"train_runtime": 9.0, "step": 60},
+        {"eval_bleu": 7.0, "step": 60},
+        {"eval_bleu": 8.0, "step": 60},
+    ]
     assert _during_training(after, "eval_bleu") == [(60, 7.0)]
 
 

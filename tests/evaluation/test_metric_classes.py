@@ -136,7 +136,10 @@ def test_error_rates_equal_jiwer(metric, judge):
         assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
 
 
-@pytest.mark.parametrize(("metric", "judge"), [("token_error_rate", jiwer.wer), ("character_error_rate", jiwer.cer)])
+@pytest.mark.parametrize(
+    ("metric", "judge"),
+    [("token_error_rate", jiwer.wer), ("character_error_rate", jiwer.cer)],
+)
 @pytest.mark.parametrize(
     ("references", "hypotheses"),
     [
@@ -264,13 +267,20 @@ def test_top_k_goes_as_far_as_the_longest_list(metric, lists, references, scores
 
 def test_function_scores_each_sentence_with_its_first_reference():
     def counted(sources, predictions, references):
-        assert (sources, predictions, references) == (["s", "t"], ["a", "bb"], ["r", "first"])
+        assert (sources, predictions, references) == (
+            ["s", "t"],
+            ["a", "bb"],
+            ["r", "first"],
+        )
         return [1, 4]
 
     metric = FunctionMetric("m:f", counted)
     rows = [["r"], ["first", "second"]]
     assert metric.compute(sources=["s", "t"], predictions=["a", "bb"], references=rows) == {"m:f": 2.5}
-    assert metric.statistics(["a", "bb"], rows, ["s", "t"])["m:f"].tolist() == [[1, 1], [4, 1]]
+    assert metric.statistics(["a", "bb"], rows, ["s", "t"])["m:f"].tolist() == [
+        [1, 1],
+        [4, 1],
+    ]
     without_sources = FunctionMetric("m:f", lambda sources, *_: [len(sources)])
     assert without_sources.statistics(["a"], ["b"])["m:f"].tolist() == [[0, 1]]
 
@@ -279,8 +289,14 @@ def test_function_scores_each_sentence_with_its_first_reference():
     ("returned", "message"),
     [
         ([1.0], r"m:f: it returned shape (1,); one number for each of 2 is needed"),
-        ([1.0, 2.0, 3.0], r"m:f: it returned shape (3,); one number for each of 2 is needed"),
-        ([[1.0], [2.0]], r"m:f: it returned shape (2, 1); one number for each of 2 is needed"),
+        (
+            [1.0, 2.0, 3.0],
+            r"m:f: it returned shape (3,); one number for each of 2 is needed",
+        ),
+        (
+            [[1.0], [2.0]],
+            r"m:f: it returned shape (2, 1); one number for each of 2 is needed",
+        ),
         ([1.0, float("nan")], "m:f: it returned nan for line 2"),
         ([float("inf"), float("nan")], "m:f: it returned inf for line 1"),
     ],

@@ -12,7 +12,11 @@ import sacrebleu
 
 from hf_vanilla_transformer.evaluation import example_translations, score_translations
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
-from hf_vanilla_transformer.evaluation.metric_classes import Bleu, FunctionMetric, TokenErrorRate
+from hf_vanilla_transformer.evaluation.metric_classes import (
+    Bleu,
+    FunctionMetric,
+    TokenErrorRate,
+)
 from hf_vanilla_transformer.evaluation.metric_names import TITLES
 from hf_vanilla_transformer.evaluation.metrics import (
     Groups,
@@ -31,8 +35,16 @@ from hf_vanilla_transformer.evaluation.metrics import (
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
-HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]
-REFERENCES = ["the cat sat on the mat by the big door", "a dog barks at the old gate", "yes it is so"]
+HYPOTHESES = [
+    "the the the cat sat on the mat",
+    "a dog barks at the old red gate today",
+    "yes it is",
+]
+REFERENCES = [
+    "the cat sat on the mat by the big door",
+    "a dog barks at the old gate",
+    "yes it is so",
+]
 
 
 def ngrams(text, order):
@@ -87,10 +99,22 @@ def test_defaults_are_bleu_and_chrf_with_case():
 @pytest.mark.parametrize(
     ("reference", "hypothesis", "tokenize"),
     [
-        ("两只狗在草地上奔跑，一个孩子在旁边看。", "两只狗在草地上跑步，一个孩子在旁边看。", "zh"),
+        (
+            "两只狗在草地上奔跑，一个孩子在旁边看。",
+            "两只狗在草地上跑步，一个孩子在旁边看。",
+            "zh",
+        ),
         ("两只狗 run in Beijing 的草地上奔跑。", "两只狗 run in 北京 的草地上奔跑。", "zh"),
-        ("二匹の犬が芝生の上を走っています。", "二匹の犬が芝の上を走っている。", "ja-mecab"),
-        ("두 마리의 개가 잔디밭에서 달리고 있다.", "두 마리 개가 잔디밭에서 달린다.", "ko-mecab"),
+        (
+            "二匹の犬が芝生の上を走っています。",
+            "二匹の犬が芝の上を走っている。",
+            "ja-mecab",
+        ),
+        (
+            "두 마리의 개가 잔디밭에서 달리고 있다.",
+            "두 마리 개가 잔디밭에서 달린다.",
+            "ko-mecab",
+        ),
         ("สุนัขสองตัววิ่งอยู่บนสนามหญ้า", "สุนัขสองตัวกำลังวิ่งบนหญ้า", "char"),
         ("ឆ្កែពីរក្បាលកំពុងរត់", "ឆ្កែពីរកំពុងរត់", "char"),
         ("Две собаки бегут по траве (北京).", "Две собаки бегут по газону (北京).", "13a"),
@@ -175,7 +199,12 @@ def test_what_is_scored_cannot_be_changed(given):
 
 
 def test_selected_texts_keep_what_there_is():
-    texts = Texts(["a", "b", "c"], [["d", "e", "f"], ["g", "h", "i"]], ["j", "k", "l"], [["a"], ["b", "x"], ["c"]])
+    texts = Texts(
+        ["a", "b", "c"],
+        [["d", "e", "f"], ["g", "h", "i"]],
+        ["j", "k", "l"],
+        [["a"], ["b", "x"], ["c"]],
+    )
     expected = Texts(["c", "b"], [["f", "e"], ["i", "h"]], ["l", "k"], [["c"], ["b", "x"]])
     assert texts.select([2, 1]) == expected
     assert Texts(["a", "b"], [["c", "d"]]).select([1]) == Texts(["b"], [["d"]], None, None)
@@ -229,7 +258,15 @@ def test_metric_of_a_folder_joins_the_built_in_ones(length_metric):
 
 def test_names_of_scores_are_known_before_they_are_computed():
     metrics = make_metrics(["exact_match", "top_k", "bleu"])
-    assert score_names(metrics) == ["exact_match", "top_1", "top_3", "top_5", "top_10", "top_50", "bleu"]
+    assert score_names(metrics) == [
+        "exact_match",
+        "top_1",
+        "top_3",
+        "top_5",
+        "top_10",
+        "top_50",
+        "bleu",
+    ]
 
 
 def test_metric_that_cannot_be_loaded_is_a_one_line_error(length_metric, tmp_path):
@@ -276,7 +313,11 @@ def test_numbers_of_a_metric_have_names(name, results, scores):
 
 @pytest.mark.parametrize(
     ("name", "columns", "references"),
-    [("given", [["a", "b"]], ["a", "b"]), ("given", [["a"], ["b"]], [["a", "b"]]), ("m:f", [["a"]], [["a"]])],
+    [
+        ("given", [["a", "b"]], ["a", "b"]),
+        ("given", [["a"], ["b"]], [["a", "b"]]),
+        ("m:f", [["a"]], [["a"]]),
+    ],
 )
 def test_one_reference_stands_alone_for_a_metric_of_the_library(name, columns, references):
     metric = Given({name: 1})
@@ -331,9 +372,23 @@ def upper_or_invalid(text):
 @pytest.mark.parametrize(
     ("hypotheses", "references", "lists", "exact_match", "top_1", "invalid"),
     [
-        (["a", "none", "raise", "B"], ["A", "none", "x", "b"], [["a"], ["none"], ["raise"], ["B"]], 50, 50, 50),
+        (
+            ["a", "none", "raise", "B"],
+            ["A", "none", "x", "b"],
+            [["a"], ["none"], ["raise"], ["B"]],
+            50,
+            50,
+            50,
+        ),
         # an invalid hypothesis does not equal an empty reference
-        (["none", "raise", ""], ["", "a", ""], [["none"], ["none", "a"], ["none", ""]], 100 / 3, 0, 200 / 3),
+        (
+            ["none", "raise", ""],
+            ["", "a", ""],
+            [["none"], ["none", "a"], ["none", ""]],
+            100 / 3,
+            0,
+            200 / 3,
+        ),
     ],
 )
 def test_invalid_texts_are_counted_and_equal_nothing(hypotheses, references, lists, exact_match, top_1, invalid):
@@ -351,7 +406,12 @@ def test_invalid_texts_are_counted_and_equal_nothing(hypotheses, references, lis
 
 @pytest.mark.parametrize(
     ("texts", "top_1", "top_3"),
-    [(["x", "x", "c"], 0, 100), (["x", "x", "x"], 0, 0), (["c"], 100, None), (["x", "X", "c"], 0, 100)],
+    [
+        (["x", "x", "c"], 0, 100),
+        (["x", "x", "x"], 0, 0),
+        (["c"], 100, None),
+        (["x", "X", "c"], 0, 100),
+    ],
 )
 def test_equal_texts_are_one_place_of_a_list(texts, top_1, top_3):
     scores = score_translations(["x"], ["c"], metrics=["top_k"], n_best=[texts], normalize=str.lower)
@@ -411,7 +471,8 @@ def test_mean_has_the_signatures_of_all_groups_and_their_common_scores():
 
 
 @pytest.mark.parametrize(
-    ("options", "names"), [({}, {"bleu", "chrf"}), ({"metrics": ["ter", "exact_match"]}, {"ter"})]
+    ("options", "names"),
+    [({}, {"bleu", "chrf"}), ({"metrics": ["ter", "exact_match"]}, {"ter"})],
 )
 def test_signatures_are_known_before_a_translation(options, names):
     signatures = signatures_of(REFERENCES, options)

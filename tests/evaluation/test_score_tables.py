@@ -138,7 +138,12 @@ def test_page_of_sequences_names_their_measure_and_leaves_out_missing_texts():
 
 
 def test_page_of_one_system_has_its_signatures_and_no_differences():
-    scores = {"bleu": 1.0, "bleu_signature": "BLEU|<x>", "chrf_signature": "chrF2|y", "task": "language"}
+    scores = {
+        "bleu": 1.0,
+        "bleu_signature": "BLEU|<x>",
+        "chrf_signature": "chrF2|y",
+        "task": "language",
+    }
     page = comparison_page("title", [TABLE], scores)
     assert "<code>BLEU|&lt;x&gt;</code>" in page
     assert "<code>chrF2|y</code>" in page

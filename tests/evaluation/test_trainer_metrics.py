@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.evaluation import score_translations, trainer_metrics, translation_metrics
+from hf_vanilla_transformer.evaluation import (
+    score_translations,
+    trainer_metrics,
+    translation_metrics,
+)
 from hf_vanilla_transformer.evaluation.metric_classes import FunctionMetric
 from hf_vanilla_transformer.evaluation.metrics import Groups
 from hf_vanilla_transformer.evaluation.trainer_metrics import _shown, score_test_split
@@ -90,7 +94,11 @@ def test_sources_and_groups_are_those_of_as_many_predictions(tokenizer):
     whole = compute(predicted([[4], [5]], [[4], [4]]))
     part = compute(predicted([[4]], [[4]]))
     assert given == [["s"], ["t"], ["s", "t"], [""]]
-    assert (whole["exact_match"], whole["exact_match_x"], whole["exact_match_y"]) == (50, 100, 0)
+    assert (whole["exact_match"], whole["exact_match_x"], whole["exact_match_y"]) == (
+        50,
+        100,
+        0,
+    )
     assert part.keys() == {"exact_match", "m:keep", "gen_len"}
 
 
@@ -131,7 +139,12 @@ class Trainer:
         self.model = SimpleNamespace(generation_config=SimpleNamespace(num_beams=beams))
         self.predictions = predictions
         self.is_world_process_zero = lambda: is_first
-        self.metrics = {"test_loss": 1.5, "test_bleu": -1.0, "test_bleu_of_another": -1.0, "eval_loss": 2.0}
+        self.metrics = {
+            "test_loss": 1.5,
+            "test_bleu": -1.0,
+            "test_bleu_of_another": -1.0,
+            "eval_loss": 2.0,
+        }
 
     def predict(self, dataset, metric_key_prefix, num_beams):
         self.asked = dataset, metric_key_prefix, num_beams, self.args.generation_max_length

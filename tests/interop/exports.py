@@ -11,33 +11,66 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.interop.search_settings import banned_tokens, ends, flat, shortest
+from hf_vanilla_transformer.interop.search_settings import (
+    banned_tokens,
+    ends,
+    flat,
+    shortest,
+)
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_model
 
-CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
-LINES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
+CORPUS = [
+    "two hundred and thirty-four",
+    "zweihundertvierunddreißig",
+    "a dog runs , a cat sleeps .",
+] * 9
+LINES = [
+    "two hundred",
+    "a dog sleeps .",
+    "thirty-four cats and a dog run , two hundred sleep",
+]
 
 # Together they cover every kind of position, tying mode and switch. The first is the paper's.
 CASES: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 1},
-    "split": {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
+    "split": {
+        "position_encoding_type": "sinusoidal_split",
+        "activation_function": "swish",
+        "scale_embedding": False,
+    },
     "fairseq": {
-        **{"position_encoding_type": "sinusoidal_fairseq", "activation_function": "gelu", "final_layer_norm": True},
+        **{
+            "position_encoding_type": "sinusoidal_fairseq",
+            "activation_function": "gelu",
+            "final_layer_norm": True,
+        },
         **{"tie_word_embeddings": False, "lm_head_bias": True},
     },
     "learned": {
-        **{"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
+        **{
+            "position_encoding_type": "learned",
+            "attention_bias": False,
+            "layer_norm_eps": 1e-3,
+        },
         **{"max_position_embeddings": 64, "activation_function": "tanh"},
     },
     "pre-norm": {"layer_norm_position": "pre"},
     "widths": {
         **{"head_dim": 3, "value_head_dim": 5, "decoder_attention_heads": 2, "d_model": 21},
-        **{"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
+        **{
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 330,
+            "vocab_size": 333,
+        },
     },
     "untied": {
-        **{"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+        **{
+            "share_encoder_decoder_embeddings": False,
+            "tie_word_embeddings": False,
+            "lm_head_bias": True,
+        },
         "activation_function": "gelu_new",
     },
 }
@@ -79,7 +112,11 @@ class Graphs:
         self, tokens: Tensor, mask: Tensor, states: np.ndarray, past: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """All outputs after the tokens (B, T). `past` is empty at the first step."""
-        feeds = {"input_ids": tokens.numpy(), "encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
+        feeds = {
+            "input_ids": tokens.numpy(),
+            "encoder_attention_mask": mask.numpy(),
+            "encoder_hidden_states": states,
+        }
         feeds["use_cache_branch"] = np.array([bool(past)])
         for given in self.decoder.get_inputs():
             if given.name.startswith("past_key_values"):

@@ -189,8 +189,19 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
     for name, each in found.items():
         scores = score_translations(each.lines, targets, tokenize="char")
         same = sum(mine == theirs for mine, theirs in zip(found[OURS].lines, each.lines, strict=True))
-        peer = () if name == OURS else (f"{ENGINES[name][0]} {version(ENGINES[name][0])}", f"{each.difference:.1e}")
-        scored = f"{scores['exact_match']:.1f} %", f"{scores['bleu']:.2f}", f"{same} of {len(each.lines)}"
+        peer = (
+            ()
+            if name == OURS
+            else (
+                f"{ENGINES[name][0]} {version(ENGINES[name][0])}",
+                f"{each.difference:.1e}",
+            )
+        )
+        scored = (
+            f"{scores['exact_match']:.1f} %",
+            f"{scores['bleu']:.2f}",
+            f"{same} of {len(each.lines)}",
+        )
         rows.append([name, *(peer or ("", "")), *scored])
     return markdown_table(head.split("|"), rows)
 

@@ -64,7 +64,13 @@ class Records:
 def run(tests: Iterable[str | Path]) -> Records:
     """Run tests of this folder, FILE or FILE::NAME, without pytest's output."""
     records = Records()
-    options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    options = [
+        "-p",
+        "no:terminal",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+    ]
     code = pytest.main([*options, *(str(FOLDER / test) for test in tests)], [records])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         records.failed.append(f"pytest itself: {code!r}")
@@ -93,7 +99,12 @@ def table(records: Records, formats: Iterable[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; default: all")
+    parser.add_argument(
+        "formats",
+        nargs="*",
+        metavar="FORMAT",
+        help=f"of {', '.join(FORMATS)}; default: all",
+    )
     formats = parser.parse_args().formats or list(FORMATS)
     if unknown := set(formats) - TESTS.keys():
         parser.error(f"FORMAT: {', '.join(unknown)} is none of {', '.join(TESTS)}")

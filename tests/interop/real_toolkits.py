@@ -25,7 +25,11 @@ from .toolkits.transformers_marian import compare_transformers
 
 MARIAN = {
     "separate embeddings, post": (),
-    "tied embeddings, swish, post": ("--tied-embeddings", "--transformer-ffn-activation", "swish"),
+    "tied embeddings, swish, post": (
+        "--tied-embeddings",
+        "--transformer-ffn-activation",
+        "swish",
+    ),
     "gelu, pre": ("--transformer-ffn-activation", "gelu", *PRE_NORM),
 }
 TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
@@ -61,9 +65,24 @@ def main() -> None:
     rows = []
     for name in arguments.names or TOOLKITS:
         difference, same = TOOLKITS[name](work)
-        rows.append([name, "" if difference is None else f"{difference:.1e}", f"{same} of {SENTENCES}"])
+        rows.append(
+            [
+                name,
+                "" if difference is None else f"{difference:.1e}",
+                f"{same} of {SENTENCES}",
+            ]
+        )
         print(*rows[-1], flush=True)
-    print(markdown_table(["toolkit", "logits differ by", f"same translations, {BEAMS} beams unless stated"], rows))
+    print(
+        markdown_table(
+            [
+                "toolkit",
+                "logits differ by",
+                f"same translations, {BEAMS} beams unless stated",
+            ],
+            rows,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -77,7 +77,11 @@ class Restatement:
         return self.linear(f"{name}.2", ACTIVATIONS[self.activation](self.linear(f"{name}.1", x)))
 
     def attend(self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
-        q, k, v = self.linear(f"{name}.q", x), self.linear(f"{name}.k", y), self.linear(f"{name}.v", y)
+        q, k, v = (
+            self.linear(f"{name}.q", x),
+            self.linear(f"{name}.k", y),
+            self.linear(f"{name}.v", y),
+        )
         parts = (np.split(each, self.heads, axis=1) for each in (q, k, v))
         heads = [paper_attention(*each, visible) for each in zip(*parts, strict=True)]
         return self.linear(f"{name}.o", np.concatenate(heads, axis=1))
@@ -95,7 +99,11 @@ class Restatement:
 @torch.no_grad()
 def assert_restated(ours: torch.nn.Module, theirs: Restatement, tolerance: float = 1e-5) -> float:
     """Compare logits on a batch of sentences of different lengths. Returns the largest difference."""
-    pad, start, generator = ours.config.pad_token_id, ours.config.decoder_start_token_id, np.random.default_rng(5)
+    pad, start, generator = (
+        ours.config.pad_token_id,
+        ours.config.decoder_start_token_id,
+        np.random.default_rng(5),
+    )
     vocabularies = [len(theirs.embedding(side)) for side in ("source", "target")]
     sources = [drawn(generator, length, vocabularies[0], pad) for length in (5, 1, 8)]
     targets = [[start, *drawn(generator, length, vocabularies[1], pad)] for length in (6, 3, 2)]

@@ -16,8 +16,16 @@ from tests.model_helpers import PAD, error_of, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 
-CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
-SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
+CORPUS = [
+    "two hundred and thirty-four",
+    "zweihundertvierunddreißig",
+    "a dog runs , a cat sleeps .",
+] * 9
+SENTENCES = [
+    "two hundred",
+    "a dog sleeps .",
+    "thirty-four cats and a dog run , two hundred sleep",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +38,33 @@ def tokenizer():
     "fields",
     [
         {},
-        {"position_encoding_type": "sinusoidal_split", "activation_function": "swish", "scale_embedding": False},
+        {
+            "position_encoding_type": "sinusoidal_split",
+            "activation_function": "swish",
+            "scale_embedding": False,
+        },
         {"position_encoding_type": "sinusoidal_fairseq"},
-        {"position_encoding_type": "learned", "attention_bias": False, "layer_norm_eps": 1e-3},
-        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 330, "vocab_size": 333},
+        {
+            "position_encoding_type": "learned",
+            "attention_bias": False,
+            "layer_norm_eps": 1e-3,
+        },
+        {
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 330,
+            "vocab_size": 333,
+        },
         {"layer_norm_position": "pre"},
     ],
     ids=["paper", "split", "fairseq", "learned", "separate", "pre-norm"],
 )
 def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, tokenizer, tmp_path: Path) -> None:
-    fields = {"vocab_size": 320, "tie_word_embeddings": False, "lm_head_bias": True, **fields}
+    fields = {
+        "vocab_size": 320,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        **fields,
+    }
     model = tiny_model(**fields)
     with torch.no_grad():
         model.lm_head.weight *= 2
@@ -57,7 +82,12 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
         return_end_token=True,
     )
     ids = padded(rows)
-    settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 9, "min_new_tokens": 9}
+    settings = {
+        "num_beams": beams,
+        "length_penalty": 1.0,
+        "max_new_tokens": 9,
+        "min_new_tokens": 9,
+    }
     expected = model.generate(ids, attention_mask=ids.ne(PAD).long(), **settings)
     for row, result in zip(expected[:, 1:].tolist(), results, strict=True):
         ids = [engine_id(token, tokenizer) for token in result.hypotheses[0]]
@@ -120,19 +150,38 @@ def test_ctranslate2_export_with_a_vocabulary_mapping(tokenizer, tmp_path: Path)
     (tmp_path / "vmap.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     export("ctranslate2", tmp_path / "model", tmp_path / "ct2", vmap=tmp_path / "vmap.txt")
     engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
-    settings = {"use_vmap": True, "beam_size": 1, "max_decoding_length": 6, "min_decoding_length": 6}
+    settings = {
+        "use_vmap": True,
+        "beam_size": 1,
+        "max_decoding_length": 6,
+        "min_decoding_length": 6,
+    }
     found = set(engine.translate_batch([source], **settings)[0].hypotheses[0])
     assert found and found <= {*allowed, "<s>", "</s>", "<unk>", "<pad>"}
     translator = Translator.from_pretrained(tmp_path / "model", shortlist=tmp_path / "vmap.txt")
     sources = [tokenizer.convert_ids_to_tokens(translator.encode(text, 1)) for text in SOURCES]
     for beams in (1, 3):
-        options = settings | {"beam_size": beams, "length_penalty": 1.0, "max_batch_size": 1}
+        options = settings | {
+            "beam_size": beams,
+            "length_penalty": 1.0,
+            "max_batch_size": 1,
+        }
         theirs = [tokens for one in engine.translate_batch(sources, **options) for tokens in one.hypotheses]
-        limits = {"max_new_tokens": 6, "min_new_tokens": 6, "length_penalty": 1.0, "num_beams": beams}
+        limits = {
+            "max_new_tokens": 6,
+            "min_new_tokens": 6,
+            "length_penalty": 1.0,
+            "num_beams": beams,
+        }
         ours = translator.translate_nbest(SOURCES, probabilities=True, **limits)
         assert [hypotheses[0].tokens for hypotheses in ours] == theirs
     with pytest.raises(UserError, match=r"missing\.txt"):
-        export("ctranslate2", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "missing.txt")
+        export(
+            "ctranslate2",
+            tmp_path / "model",
+            tmp_path / "other",
+            vmap=tmp_path / "missing.txt",
+        )
     with pytest.raises(UserError, match="ctranslate2"):
         export("marian", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "vmap.txt")
 
@@ -143,7 +192,12 @@ def engine_id(token: str, tokenizer) -> int:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"final_layer_norm": True}, {"decoder_attention_heads": 2}, {"head_dim": 3, "value_head_dim": 8}]
+    "fields",
+    [
+        {"final_layer_norm": True},
+        {"decoder_attention_heads": 2},
+        {"head_dim": 3, "value_head_dim": 8},
+    ],
 )
 def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_path, record_property):
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
@@ -167,7 +221,12 @@ def test_ctranslate2_export_gives_our_text_of_any_tokens(tokens: str, tmp_path: 
     engine = ctranslate2.Translator(str(write_ctranslate2(tmp_path / "model", tmp_path / "ct2")), "cpu")
     rows = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
     results = engine.translate_batch(rows, beam_size=4, length_penalty=1.0, max_decoding_length=9)
-    settings = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 9, "early_stopping": True}
+    settings = {
+        "num_beams": 4,
+        "length_penalty": 1.0,
+        "max_new_tokens": 9,
+        "early_stopping": True,
+    }
     expected = list(Translator(model, tokenizer).translate(texts, **settings))
     written = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in written] == expected

@@ -39,7 +39,10 @@ def test_exporters_of_transformers_record_the_usual_loop(beams: int) -> None:
     exporters = pytest.importorskip("transformers.exporters")
     model = tiny_model().eval()
     model.generation_config.num_beams = beams
-    inputs = {"input_ids": torch.arange(3, 17).view(2, 7), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    inputs = {
+        "input_ids": torch.arange(3, 17).view(2, 7),
+        "attention_mask": torch.ones(2, 7, dtype=torch.long),
+    }
     dynamo = exporters.DynamoExporter()
     settings = {"multi_token_decode": True}
     exported = dynamo.export_for_generation(model, inputs, exporters.DynamoConfig(dynamic=True), **settings)

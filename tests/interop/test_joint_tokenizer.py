@@ -30,7 +30,9 @@ def backend(content: dict) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def test_joint_tokenizer_encodes_as_the_source_and_decodes_as_the_target(tmp_path: Path) -> None:
+def test_joint_tokenizer_encodes_as_the_source_and_decodes_as_the_target(
+    tmp_path: Path,
+) -> None:
     source, target = write_two_tokenizers(tmp_path)
     config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
     content, settings, ids = joint_tokenizer(source, target, config)
@@ -59,7 +61,13 @@ def test_exported_tokenizer_has_no_bpe_dropout() -> None:
     assert content["model"]["dropout"] is None and backend(content).encode(TEXTS[0]).ids == expected
 
 
-EMOJI = ["™️ ☺️ 👨‍👩‍👧 漢字 ßß öß ß, n\u0303 ½ Ａ", ">>de<< a 漢字", "a </s> b <unk>", " a\u00a0 \u3000b…", "мир 한국어"]
+EMOJI = [
+    "™️ ☺️ 👨‍👩‍👧 漢字 ßß öß ß, n\u0303 ½ Ａ",
+    ">>de<< a 漢字",
+    "a </s> b <unk>",
+    " a\u00a0 \u3000b…",
+    "мир 한국어",
+]
 _PAIRS = [(side, kind) for side in ("joint", "separate") for kind in ({}, {"byte_fallback": True, "vocab_size": 340})]
 
 
@@ -97,7 +105,10 @@ def write_marian_tokenizer(folder: Path, texts: tuple, separate: bool = False, *
     rest = [[piece for piece in side if piece not in ("<s>", "</s>", "<unk>")] for side in pieces]
     rest[0] = [piece for number, piece in enumerate(rest[0]) if number % 37 != 5]
     sides = rest if separate else [sorted({*rest[0], *rest[1]})]
-    files = {"source_spm": str(folder / "source.spm"), "target_spm": str(folder / "target.spm")}
+    files = {
+        "source_spm": str(folder / "source.spm"),
+        "target_spm": str(folder / "target.spm"),
+    }
     for name, side in zip(("vocab", "target_vocab_file"), sides, strict=False):
         files[name] = str(folder / f"{name}.json")
         fill = [f"<fill{number}>" for number in range(max(map(len, sides)) - len(side))]

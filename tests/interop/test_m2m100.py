@@ -64,7 +64,10 @@ def test_m2m100_folder_of_an_older_version_has_its_tokenizer(change: str, tmp_pa
         settings.unlink()
     else:
         weights = tmp_path / "m2m" / "model.safetensors"
-        save_file({f"module._orig_mod.{name}": each for name, each in load_file(weights).items()}, weights)
+        save_file(
+            {f"module._orig_mod.{name}": each for name, each in load_file(weights).items()},
+            weights,
+        )
     _, tokenizer, _ = converted("m2m100", tmp_path / "m2m", tmp_path / "ours", source_language="en")
     peer = M2M100Tokenizer.from_pretrained(tmp_path / "m2m", src_lang="en")
     assert tokenizer(SOURCES)["input_ids"] == peer(SOURCES)["input_ids"]

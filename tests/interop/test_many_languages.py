@@ -12,7 +12,14 @@ from hf_vanilla_transformer import TranslationPipeline, Translator
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.text.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
+from tests.interop.foreign import (
+    SOURCES,
+    TARGETS,
+    Record,
+    converted,
+    write_folder_of_languages,
+    write_opus_folder,
+)
 from tests.interop.test_m2m100 import PEER
 from tests.model_helpers import DIRECTIONS, assert_near, error_of, save_model_of_languages
 
@@ -21,12 +28,20 @@ TEXT = [SOURCES[i % 3] for i in range(20)]
 SEARCHES: list[dict[str, Any]] = [
     {"num_beams": 1},
     {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False},
-    {"num_beams": 4, "length_penalty": 0.3, "early_stopping": True, "no_repeat_ngram_size": 2},
+    {
+        "num_beams": 4,
+        "length_penalty": 0.3,
+        "early_stopping": True,
+        "no_repeat_ngram_size": 2,
+    },
 ]
 
 
 def pairs_of(kind: str) -> list[tuple[str, str]]:
-    m2m100, nllb = ("en", "de", "fr", "zh", "ar"), ("eng_Latn", "deu_Latn", "fra_Latn", "zho_Hans", "ars_Arab")
+    m2m100, nllb = (
+        ("en", "de", "fr", "zh", "ar"),
+        ("eng_Latn", "deu_Latn", "fra_Latn", "zho_Hans", "ars_Arab"),
+    )
     return list(permutations(m2m100 if kind == "m2m100" else nllb, 2))
 
 
@@ -65,7 +80,10 @@ def test_mixed_directions_have_the_tokens_of_transformers(
 ) -> None:
     """There one sentence at a time, with `src_lang` and `forced_bos_token_id`."""
     kind, theirs, folder, output = folders
-    translator, peer = Translator.from_pretrained(output, workers=1), AutoTokenizer.from_pretrained(folder)
+    translator, peer = (
+        Translator.from_pretrained(output, workers=1),
+        AutoTokenizer.from_pretrained(folder),
+    )
     sources, targets = zip(*pairs_of(kind), strict=True)
     count = search["num_beams"]
     best = translator.translate_nbest(
@@ -76,7 +94,11 @@ def test_mixed_directions_have_the_tokens_of_transformers(
         peer.src_lang = source
         output = theirs.generate(
             **peer(text, return_tensors="pt"),
-            **{"forced_bos_token_id": language_id(peer, target), "num_return_sequences": count, **search},
+            **{
+                "forced_bos_token_id": language_id(peer, target),
+                "num_return_sequences": count,
+                **search,
+            },
             **{"return_dict_in_generate": True, "output_scores": True},
         )
         rows = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in output.sequences.tolist()]
@@ -115,16 +137,32 @@ def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_p
     names = side_tokens(translator.target_tokenizer, translator.model.config.vocab_size, "target")
     rows, prefixes = (
         [[names[i] for i in ids] for ids in map(encode, lines, [1] * 50, directions)]
-        for encode in (translator.encode, lambda _, *place: translator.encode_prefix("", *place))
+        for encode in (
+            translator.encode,
+            lambda _, *place: translator.encode_prefix("", *place),
+        )
     )
     engine = ctranslate2.Translator(str(tmp_path / "exported"), "cpu", intra_threads=1)
     # its beams treat an end differently: all get the same length, by a token that is excluded before the softmax
     shortest = 1 if beams == 1 else 11
-    settings = {"beam_size": beams, "max_decoding_length": 11, "min_decoding_length": shortest}
+    settings = {
+        "beam_size": beams,
+        "max_decoding_length": 11,
+        "min_decoding_length": shortest,
+    }
     results = engine.translate_batch(rows, target_prefix=prefixes, **settings)
     sources, targets = zip(*directions, strict=True)
-    search = {"num_beams": beams, "min_new_tokens": shortest - 1, "max_new_tokens": 10, "max_length": None}
-    search |= {"early_stopping": False, "probabilities": True, "renormalize_logits": beams > 1}
+    search = {
+        "num_beams": beams,
+        "min_new_tokens": shortest - 1,
+        "max_new_tokens": 10,
+        "max_length": None,
+    }
+    search |= {
+        "early_stopping": False,
+        "probabilities": True,
+        "renormalize_logits": beams > 1,
+    }
     found = translator.translate_nbest(lines, source_lang=sources, target_lang=targets, **search)
     unended = [[token for token in best.tokens if token != "</s>"] for best, *_ in found]
     # rows of the embedding without a token
@@ -158,8 +196,16 @@ def test_opus_directions_are_marks_in_the_text(is_separate: bool, tmp_path: Path
     peer = MarianTokenizer.from_pretrained(tmp_path / "theirs")
     if is_separate:
         vocabulary = str(tmp_path / "theirs" / "vocab.json")
-        settings = {"separate_vocabs": True, "target_vocab_file": vocabulary, "source_lang": "eng"}
-        peer = MarianTokenizer(*(str(tmp_path / "theirs" / f"{side}.spm") for side in SIDES), vocabulary, **settings)
+        settings = {
+            "separate_vocabs": True,
+            "target_vocab_file": vocabulary,
+            "source_lang": "eng",
+        }
+        peer = MarianTokenizer(
+            *(str(tmp_path / "theirs" / f"{side}.spm") for side in SIDES),
+            vocabulary,
+            **settings,
+        )
         peer.save_pretrained(tmp_path / "theirs")
     converted("marian", tmp_path / "theirs", tmp_path / "ours")
     translator = Translator.from_pretrained(tmp_path / "ours", workers=1)
@@ -186,6 +232,9 @@ def test_opus_model_of_one_target_needs_no_mark(codes: Any, language: str | None
     peer.save_pretrained(tmp_path / "theirs")
     converted("marian", tmp_path / "theirs", tmp_path / "ours")
     translator = Translator.from_pretrained(tmp_path / "ours")
-    for text, options in ((SOURCES[0], {}), (f">>{codes[0]}<< {SOURCES[0]}", {"target_lang": codes[0]})):
+    for text, options in (
+        (SOURCES[0], {}),
+        (f">>{codes[0]}<< {SOURCES[0]}", {"target_lang": codes[0]}),
+    ):
         (ids,) = theirs.generate(**peer(text, return_tensors="pt"))
         assert next(translator.translate([SOURCES[0]], **options)) == peer.decode(ids, skip_special_tokens=True)

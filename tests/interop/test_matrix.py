@@ -106,7 +106,10 @@ REFUSED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("fsmt", "fairseq-codes", "opennmt-codes"), "no tokenizer.json"),
     },
     "marian": {
-        **dict.fromkeys(("fsmt", "m2m100", "fairseq-spm", "fairseq-codes", "fairseq"), "position_encoding_type"),
+        **dict.fromkeys(
+            ("fsmt", "m2m100", "fairseq-spm", "fairseq-codes", "fairseq"),
+            "position_encoding_type",
+        ),
         **{
             "marian-npz": "position_encoding_type",
             "joeynmt": "layer_norm_eps",

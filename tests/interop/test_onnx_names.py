@@ -9,7 +9,12 @@ import torch
 from torch import nn
 
 from hf_vanilla_transformer.interop.exported_programs import export_module
-from hf_vanilla_transformer.interop.onnx import _name_axes, _replace_cosines, cache_names, without_log_messages
+from hf_vanilla_transformer.interop.onnx import (
+    _name_axes,
+    _replace_cosines,
+    cache_names,
+    without_log_messages,
+)
 
 
 def test_caches_are_named_by_stack_layer_and_part():
@@ -50,7 +55,10 @@ def named(inputs, outputs):
 
 def test_axes_of_the_encoder():
     inputs = [Value("input_ids", "s0", "s1"), Value("attention_mask", "s0", "s1")]
-    outputs = [Value("last_hidden_state", "s0", "s1", 8), Value("encoder_scores.1", "s0", 2, "s1", "s1")]
+    outputs = [
+        Value("last_hidden_state", "s0", "s1", 8),
+        Value("encoder_scores.1", "s0", 2, "s1", "s1"),
+    ]
     outputs += [Value("encoder_norms", "s0", 3, "s1"), Value("encoder_positions", "s1", 8)]
     assert named(inputs, outputs) == {
         "input_ids": ("batch_size", SOURCE),
@@ -68,7 +76,10 @@ def test_axes_of_the_decoder():
     inputs += [Value(f"past_key_values.1.{stack}.key", "s0", 2, "s3", 4) for stack in ("encoder", "decoder")]
     outputs = [Value("logits", "s0", "s1", 9)]
     outputs += [Value(f"present.0.{stack}.value", "s0", 2, "s4", 4) for stack in ("encoder", "decoder")]
-    outputs += [Value("cross_scores.0", "s0", 2, "s1", "s2"), Value("decoder_scores.0", "s0", 2, "s1", "s4")]
+    outputs += [
+        Value("cross_scores.0", "s0", 2, "s1", "s2"),
+        Value("decoder_scores.0", "s0", 2, "s1", "s4"),
+    ]
     outputs += [Value("decoder_norms", "s0", 3, "s1"), Value("decoder_positions", "s1", 8)]
     assert named(inputs, outputs) == {
         "input_ids": ("batch_size", TARGET),

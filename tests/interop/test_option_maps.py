@@ -8,7 +8,11 @@ import pytest
 import yaml
 
 import hf_vanilla_transformer.interop as interop
-from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 
 TITLE = "## Other toolkits' options"
@@ -38,9 +42,22 @@ def test_option_map_is_a_recipe(row: list[str], tmp_path: Path) -> None:
 
 
 def test_option_maps_have_a_column_for_each_trainer() -> None:
-    assert HEAD == ["recipe", "fairseq-train", "marian", "onmt_train", "JoeyNMT's `config.yaml", "eole's `config.yaml"]
+    assert HEAD == [
+        "recipe",
+        "fairseq-train",
+        "marian",
+        "onmt_train",
+        "JoeyNMT's `config.yaml",
+        "eole's `config.yaml",
+    ]
     assert len(ROWS) >= 40
-    signs = {1: r"--[a-z]", 2: r"--[a-z]", 3: r"-[a-z]|[a-z_]+: ", 4: r"[a-z0-9_.]+: ", 5: r"[a-z0-9_.]+: "}
+    signs = {
+        1: r"--[a-z]",
+        2: r"--[a-z]",
+        3: r"-[a-z]|[a-z_]+: ",
+        4: r"[a-z0-9_.]+: ",
+        5: r"[a-z0-9_.]+: ",
+    }
     for row in ROWS:
         assert len(row) == len(HEAD) and any(cell.strip() for cell in row[1:])
         for column, sign in signs.items():

@@ -95,7 +95,10 @@ def test_section_has_its_name_in_messages():
     assert "options are needed" in error_of(options.section, "one")
 
 
-UNSUPPORTED = {"act_fn": (("relu", "gelu"), "has another activation"), "gated": ((False,), "has gates")}
+UNSUPPORTED = {
+    "act_fn": (("relu", "gelu"), "has another activation"),
+    "gated": ((False,), "has gates"),
+}
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,12 @@ def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(set
 @pytest.mark.parametrize("renormalised", [True, False])
 def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_path):
     engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
-    settings = {"num_beams": 4, "early_stopping": True, "length_penalty": 1.0, "max_new_tokens": 8}
+    settings = {
+        "num_beams": 4,
+        "early_stopping": True,
+        "length_penalty": 1.0,
+        "max_new_tokens": 8,
+    }
     settings |= {"suppress_tokens": [5, 11], "renormalize_logits": renormalised}
     line, model, source, tokens = export_with_settings(settings, exported, tmp_path)
     assert ("renormalize_logits" in line) is not renormalised
@@ -195,7 +200,9 @@ OF_A_SEARCH: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, ONNX, PAGE, TRANSFORMERS])
-def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(library: str) -> None:
+def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(
+    library: str,
+) -> None:
     assert OF_A_SEARCH.keys() == OF_HYPOTHESES.keys()
     for name, value in OF_A_SEARCH.items():
         model = tiny_model(vocab_size=320)
@@ -209,14 +216,22 @@ def test_line_of_an_export_names_what_the_library_does_not_apply(exported: Path,
     assert LIBRARIES.keys() == FORMATS.keys()
     folder = shutil.copytree(exported / "model", tmp_path / "model")
     path = folder / "generation_config.json"
-    search = {"num_beams": 3, "beam_search_rule": "opennmt3", "counted_prefix": 1, "length_penalty": 0.5}
+    search = {
+        "num_beams": 3,
+        "beam_search_rule": "opennmt3",
+        "counted_prefix": 1,
+        "length_penalty": 0.5,
+    }
     path.write_text(json.dumps(json.loads(path.read_text()) | search))
     line = export("marian", folder, tmp_path / "marian")
     assert "MarianMTModel does not apply" in line
     assert "beam_search_rule=opennmt3" in line and "counted_prefix=1" in line
     written = json.loads((tmp_path / "marian" / "generation_config.json").read_text())
     own = {name for name, libraries in OF_HYPOTHESES.items() if TRANSFORMERS not in libraries}
-    assert not own & written.keys() and (written["num_beams"], written["length_penalty"]) == (3, 0.5)
+    assert not own & written.keys() and (
+        written["num_beams"],
+        written["length_penalty"],
+    ) == (3, 0.5)
 
 
 def test_search_that_transformers_does_not_save_is_one_line(exported: Path, tmp_path: Path) -> None:
@@ -233,11 +248,19 @@ def test_penalty_of_one_beam_is_no_obstacle(exported: Path, tmp_path: Path) -> N
     """Eole and fairseq may name one, and transformers does not save it."""
     export("marian", exported / "model", tmp_path / "marian")
     file = tmp_path / "marian" / "generation_config.json"
-    settings = json.loads(file.read_text()) | {"num_beams": 1, "length_penalty": 0.0, "early_stopping": True}
+    settings = json.loads(file.read_text()) | {
+        "num_beams": 1,
+        "length_penalty": 0.0,
+        "early_stopping": True,
+    }
     file.write_text(json.dumps(settings))
     convert("marian", tmp_path / "marian", tmp_path / "back")
     search = GenerationConfig.from_pretrained(tmp_path / "back")
-    assert (search.num_beams, search.length_penalty, bool(search.early_stopping)) == (1, 1.0, False)
+    assert (search.num_beams, search.length_penalty, bool(search.early_stopping)) == (
+        1,
+        1.0,
+        False,
+    )
 
 
 def test_penalty_of_the_paper_stays_alone_with_one_beam() -> None:

@@ -41,7 +41,8 @@ LEARNED = {"position_encoding_type": "learned", "max_position_embeddings": 6}
 
 
 @pytest.mark.parametrize(
-    ("target_format", "fields", "settings"), [("ctranslate2", LEARNED, {}), ("marian", {}, {"do_sample": True})]
+    ("target_format", "fields", "settings"),
+    [("ctranslate2", LEARNED, {}), ("marian", {}, {"do_sample": True})],
 )
 def test_export_of_few_positions_or_of_sampling_is_checked(target_format, fields, settings, tmp_path):
     model = write_model(tmp_path / "model", **fields)
@@ -67,11 +68,26 @@ def probe_of(settings: dict[str, Any], exact: bool = True, **fields: Any) -> Pro
 @pytest.mark.parametrize(
     ("settings", "fields", "text", "target"),
     [
-        ({}, {}, "p o n m l k j i", "ponmlkj"),  # eight words, and seven tokens with the end
-        ({"suppress_tokens": [20, 19], "bad_words_ids": [[18]]}, {}, "p o n m l k j i", "mlkjihg"),
+        (
+            {},
+            {},
+            "p o n m l k j i",
+            "ponmlkj",
+        ),  # eight words, and seven tokens with the end
+        (
+            {"suppress_tokens": [20, 19], "bad_words_ids": [[18]]},
+            {},
+            "p o n m l k j i",
+            "mlkjihg",
+        ),
         ({"max_new_tokens": 5}, {}, "p o n m l k j i", "ponm"),
         ({"max_length": 5}, {}, "p o n m l k j i", "pon"),
-        ({}, {"position_encoding_type": "learned", "max_position_embeddings": 6}, "p o n m l", "ponml"),
+        (
+            {},
+            {"position_encoding_type": "learned", "max_position_embeddings": 6},
+            "p o n m l",
+            "ponml",
+        ),
     ],
 )
 def test_pair_has_words_of_the_vocabulary(settings, fields, text, target):
@@ -143,7 +159,11 @@ def compared(monkeypatch: pytest.MonkeyPatch, differences: list[float], exact: b
 
 @pytest.mark.parametrize(
     ("differences", "exact", "shown"),
-    [([0.0, -9e-4], True, "9e-04"), ([0.1], False, "1e-01"), ([0.0, 0.0, -2.0], False, "2e+00")],
+    [
+        ([0.0, -9e-4], True, "9e-04"),
+        ([0.1], False, "1e-01"),
+        ([0.0, 0.0, -2.0], False, "2e+00"),
+    ],
 )
 def test_difference_is_told(differences, exact, shown, monkeypatch):
     note = compared(monkeypatch, differences, exact)
@@ -152,7 +172,8 @@ def test_difference_is_told(differences, exact, shown, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("differences", "shown"), [([1.1e-3], "0.0011"), ([0.0, -2.5], "2.5"), ([float("nan")], "nan")]
+    ("differences", "shown"),
+    [([1.1e-3], "0.0011"), ([0.0, -2.5], "2.5"), ([float("nan")], "nan")],
 )
 def test_exact_export_that_differs_is_not_used(differences, shown, monkeypatch):
     message = error_of(compared, monkeypatch, differences, True)
@@ -165,7 +186,10 @@ def test_end_that_is_never_chosen_is_not_compared(monkeypatch):
     assert "checked with" in compared(monkeypatch, [], True, suppress_tokens=[2])
 
 
-@pytest.mark.parametrize(("error", "missing"), [(ImportError(name="onnxscript"), "onnxscript"), (ImportError(), "x")])
+@pytest.mark.parametrize(
+    ("error", "missing"),
+    [(ImportError(name="onnxscript"), "onnxscript"), (ImportError(), "x")],
+)
 def test_library_that_is_missing_is_named(error, missing, monkeypatch):
     def engine(*_: Any) -> torch.Tensor:
         raise error

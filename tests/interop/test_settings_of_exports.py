@@ -21,7 +21,13 @@ from hf_vanilla_transformer.interop.search_settings import (
     search_differences,
     shortest,
 )
-from hf_vanilla_transformer.interop.transformers_js import DTYPES, _config, _rank, generation_settings, write
+from hf_vanilla_transformer.interop.transformers_js import (
+    DTYPES,
+    _config,
+    _rank,
+    generation_settings,
+    write,
+)
 from tests.model_helpers import error_of, tiny_config, tiny_model
 
 
@@ -73,13 +79,22 @@ def test_part_of_the_settings(function, settings, found):
         ({"suppress_tokens": [40]}, "suppress_tokens=[40]: the vocabulary has 40 tokens"),
         ({"suppress_tokens": [-1]}, "suppress_tokens=[-1]: the vocabulary has 40 tokens"),
         ({"forced_eos_token_id": 0}, None),
-        ({"forced_eos_token_id": 40}, "forced_eos_token_id=40: the vocabulary has 40 tokens"),
+        (
+            {"forced_eos_token_id": 40},
+            "forced_eos_token_id=40: the vocabulary has 40 tokens",
+        ),
         ({"bad_words_ids": [[5]]}, None),
         ({"bad_words_ids": []}, None),
-        ({"bad_words_ids": [[5], [6, 7]]}, "bad_words_ids=[[5], [6, 7]]: the ONNX export cannot apply it"),
+        (
+            {"bad_words_ids": [[5], [6, 7]]},
+            "bad_words_ids=[[5], [6, 7]]: the ONNX export cannot apply it",
+        ),
         ({"eos_token_id": [2, 3]}, None),
         ({"repetition_penalty": 1.0}, None),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2: the ONNX export cannot apply it"),
+        (
+            {"repetition_penalty": 1.2},
+            "repetition_penalty=1.2: the ONNX export cannot apply it",
+        ),
         ({"no_repeat_ngram_size": 0}, None),
         ({"min_length": 99}, None),
     ],
@@ -101,7 +116,11 @@ def test_setting_is_applied_or_refused(settings, refused):
     ("settings", "library", "note"),
     [
         ({"num_beams": 1, "length_penalty": 0.3}, "CTranslate2", ""),
-        ({"num_beams": 1, "length_penalty": 0.3}, "Argos Translate", "num_beams=1, length_penalty=0.3"),
+        (
+            {"num_beams": 1, "length_penalty": 0.3},
+            "Argos Translate",
+            "num_beams=1, length_penalty=0.3",
+        ),
         ({"num_beams": 4, "early_stopping": True}, "CTranslate2", "early_stopping=True"),
         ({"num_beams": 4, "early_stopping": False}, "CTranslate2", ""),
         ({"num_beams": 4, "length_penalty": 0.3}, "MarianMTModel", ""),
@@ -128,16 +147,27 @@ TOKENS = [f"t{number}" for number in range(40)]
     ("settings", "arguments"),
     [
         ({}, {"beam_size": 1, "min_decoding_length": 0}),
-        ({"num_beams": 1, "length_penalty": 0.3}, {"beam_size": 1, "min_decoding_length": 0}),
+        (
+            {"num_beams": 1, "length_penalty": 0.3},
+            {"beam_size": 1, "min_decoding_length": 0},
+        ),
         (
             {"num_beams": 2, "length_penalty": 0.3},
             {"beam_size": 2, "length_penalty": 0.3, "min_decoding_length": 0},
         ),
         (
             {"no_repeat_ngram_size": 2, "repetition_penalty": 1.5},
-            {"beam_size": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.5, "min_decoding_length": 0},
+            {
+                "beam_size": 1,
+                "no_repeat_ngram_size": 2,
+                "repetition_penalty": 1.5,
+                "min_decoding_length": 0,
+            },
         ),
-        ({"no_repeat_ngram_size": 0, "repetition_penalty": 1.0}, {"beam_size": 1, "min_decoding_length": 0}),
+        (
+            {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0},
+            {"beam_size": 1, "min_decoding_length": 0},
+        ),
         (
             {"min_new_tokens": 3, "max_new_tokens": 9},
             {"beam_size": 1, "min_decoding_length": 3, "max_decoding_length": 9},
@@ -152,7 +182,11 @@ TOKENS = [f"t{number}" for number in range(40)]
         ),
         (
             {"bad_words_ids": [[5], [6, 7]]},
-            {"beam_size": 1, "min_decoding_length": 0, "suppress_sequences": [["t6", "t7"]]},
+            {
+                "beam_size": 1,
+                "min_decoding_length": 0,
+                "suppress_sequences": [["t6", "t7"]],
+            },
         ),
         (
             {"eos_token_id": [2, 3]},
@@ -178,11 +212,20 @@ def test_bias_of_a_forbidden_token_is_finite_in_float16():
         ({}, {}, 512),
         ({}, {"position_encoding_type": "learned", "max_position_embeddings": 30}, 30),
         ({"max_length": 17}, {}, 17),
-        ({"max_length": 17}, {"position_encoding_type": "learned", "max_position_embeddings": 30}, 17),
+        (
+            {"max_length": 17},
+            {"position_encoding_type": "learned", "max_position_embeddings": 30},
+            17,
+        ),
     ],
 )
 def test_search_of_the_web_is_greedy_with_a_limit(settings, fields, limit):
-    search = {"num_beams": 4, "length_penalty": 0.5, "max_new_tokens": 8, "suppress_tokens": [3]}
+    search = {
+        "num_beams": 4,
+        "length_penalty": 0.5,
+        "max_new_tokens": 8,
+        "suppress_tokens": [3],
+    }
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
     found = generation_settings(model_of(search | ids | settings, decoder_start_token_id=0, **fields))
     assert found == {
@@ -208,7 +251,11 @@ def test_configuration_of_the_web_is_that_of_marian(size, is_shared):
     assert (config["vocab_size"], config["decoder_vocab_size"]) == (size, 40)
     assert config["share_encoder_decoder_embeddings"] is is_shared
     assert (config["pad_token_id"], config["eos_token_id"]) == (1, 2)
-    assert (config["d_model"], config["decoder_layers"], config["decoder_attention_heads"]) == (32, 2, 4)
+    assert (
+        config["d_model"],
+        config["decoder_layers"],
+        config["decoder_attention_heads"],
+    ) == (32, 2, 4)
     assert config["tie_word_embeddings"] is True
     json.dumps(config)
 
@@ -238,7 +285,11 @@ def test_caches_of_the_web_are_in_the_order_of_optimum():
 )
 def test_unknown_dtypes_are_refused(dtypes, message, tmp_path):
     assert error_of(write, tiny_model(), tmp_path, tmp_path / "out", dtypes) == message
-    assert list(DTYPES.values()) == ["", "_quantized", "_fp16"]  # transformers.js' ends of names
+    assert list(DTYPES.values()) == [
+        "",
+        "_quantized",
+        "_fp16",
+    ]  # transformers.js' ends of names
 
 
 @pytest.mark.parametrize(("largest", "is_refused"), [(0, True), (4, True), (5, False)])
@@ -279,10 +330,22 @@ def test_ids_of_the_joint_tokenizer_become_those_of_the_source(ids, found):
 @pytest.mark.parametrize(
     ("target_format", "options", "message"),
     [
-        ("marian", {"quantization": "int8"}, "quantization=int8: this option is for ctranslate2 and argos only"),
+        (
+            "marian",
+            {"quantization": "int8"},
+            "quantization=int8: this option is for ctranslate2 and argos only",
+        ),
         ("argos", {"vmap": "x"}, "vmap=x: this option is for ctranslate2 only"),
-        ("onnx", {"languages": ["en", "de"]}, "languages=['en', 'de']: this option is for argos only"),
-        ("ctranslate2", {"dtypes": ["q8"]}, "dtypes=['q8']: this option is for onnx and web only"),
+        (
+            "onnx",
+            {"languages": ["en", "de"]},
+            "languages=['en', 'de']: this option is for argos only",
+        ),
+        (
+            "ctranslate2",
+            {"dtypes": ["q8"]},
+            "dtypes=['q8']: this option is for onnx and web only",
+        ),
         ("onnx", {"runtime": "x"}, "runtime=x: this option is for web only"),
     ],
 )

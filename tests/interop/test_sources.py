@@ -39,7 +39,11 @@ def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = write_opus_folder(tmp_path / "opus")
     assert "Helsinki-NLP/opus-mt-en-xx" in error_of(convert, "marian", "Helsinki-NLP/opus-mt-en-xx", tmp_path / "ours")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path / name.split("/")[1]))
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **_: str(tmp_path / name.split("/")[1]),
+    )
     ours, tokenizer, _ = converted("marian", Path("Helsinki-NLP/opus"), tmp_path / "ours")
     assert_same_logits(ours, theirs)
     assert tokenizer is not None
@@ -47,7 +51,11 @@ def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("source_format", "model_type", "advice"),
-    [("marian", "m2m_100", "--from m2m100"), ("m2m100", "marian", "--from marian"), ("marian", "mbart", "no other")],
+    [
+        ("marian", "m2m_100", "--from m2m100"),
+        ("m2m100", "marian", "--from marian"),
+        ("marian", "mbart", "no other"),
+    ],
 )
 def test_folder_of_another_family_says_what_fits(
     source_format: str, model_type: str, advice: str, tmp_path: Path

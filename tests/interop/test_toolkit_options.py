@@ -33,7 +33,12 @@ def cases() -> Iterator[tuple[str, str, str, Any]]:
         for section, table in sections.items():
             for name, (supported, _) in table.items():
                 values = ("other", 7) if isinstance(supported[0], str) else (True, False, 7, ["x"])
-                yield toolkit, section, name, next(value for value in values if value not in supported)
+                yield (
+                    toolkit,
+                    section,
+                    name,
+                    next(value for value in values if value not in supported),
+                )
 
 
 def is_named(toolkit: str, section: str, name: str, value: Any, tmp_path: Path) -> bool:

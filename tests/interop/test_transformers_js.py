@@ -42,7 +42,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 # Each takes half a minute, so that pre-norm has the fields of "split", too.
 CASES_OF_GRAPHS = {name: fields for name, fields in CASES.items() if name not in ("pre-norm", "split")}
-CASES_OF_GRAPHS["pre"] = CASES["split"] | {"layer_norm_position": "pre", "final_layer_norm": True}
+CASES_OF_GRAPHS["pre"] = CASES["split"] | {
+    "layer_norm_position": "pre",
+    "final_layer_norm": True,
+}
 
 
 @pytest.mark.slow
@@ -59,11 +62,24 @@ def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None
     ids, mask = torch.full((2, 4), 5), torch.tensor([[0, 0, 0, 0], [1, 1, 1, 0]])
     assert graphs.all_logits(ids, mask, ids, 1).isfinite().all()  # also of a fully padded source
     for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
-        ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
+        ids, target = (
+            padded(sentences(lengths, 320), left=left),
+            padded(sentences([6] * len(lengths), 320, seed=1)),
+        )
         mask = ids.ne(PAD).long()
         model.set_attn_implementation("eager")
-        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target, output_attentions=True)
-        assert_near(graphs.all_logits(ids, mask, target, [1, 1, 3, 1]), expected.logits, 1e-5, f"{case} {lengths}")
+        expected = model(
+            input_ids=ids,
+            attention_mask=mask,
+            decoder_input_ids=target,
+            output_attentions=True,
+        )
+        assert_near(
+            graphs.all_logits(ids, mask, target, [1, 1, 3, 1]),
+            expected.logits,
+            1e-5,
+            f"{case} {lengths}",
+        )
         outputs = graphs.decode(target, mask, graphs.encode(ids, mask), {})
         hidden = ~mask.bool()[:, None, None]  # (B, 1, 1, S)
         for layer, weights in enumerate(expected.cross_attentions):

@@ -30,7 +30,11 @@ def read_fairseq(folder: Path, wrap: Wrap) -> Converted:
 
 
 def read_joeynmt(folder: Path, wrap: Wrap) -> Converted:
-    joeynmt.save(folder, wrap(joeynmt.weights((23, 29))), (joeynmt.named(19, "a"), joeynmt.named(25, "b")))
+    joeynmt.save(
+        folder,
+        wrap(joeynmt.weights((23, 29))),
+        (joeynmt.named(19, "a"), joeynmt.named(25, "b")),
+    )
     return from_joeynmt(folder)
 
 
@@ -73,7 +77,11 @@ WRAPPED: dict[str, Wrap] = {
 @pytest.mark.parametrize("wrap", WRAPPED)
 @pytest.mark.parametrize(
     ("write", "read"),
-    [(write_opus_folder, from_marian), (write_fsmt_folder, from_fsmt), (write_m2m100_folder, from_m2m100)],
+    [
+        (write_opus_folder, from_marian),
+        (write_fsmt_folder, from_fsmt),
+        (write_m2m100_folder, from_m2m100),
+    ],
 )
 def test_weights_of_transformers_classes_are_found(write: Callable, read: Callable, wrap: str, tmp_path: Path) -> None:
     write(tmp_path / "in")
