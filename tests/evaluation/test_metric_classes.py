@@ -108,6 +108,12 @@ def test_text_that_looks_tokenised_is_named_unless_it_should(tokenize, warns, ca
     assert ("tokenized period" in caplog.text) is warns
 
 
+def test_first_references_choose_the_tokenizer():
+    rows = [["两只狗在奔跑", "two dogs run"], ["一只狗", None]]
+    found = Bleu().compute(predictions=["两只狗", "狗"], references=rows)
+    assert "tok:zh" in found["bleu_signature"]
+
+
 def test_rows_may_have_different_numbers_of_references():
     assert reference_columns(["a", ["b", "c", "d"], ["e", "f"]]) == [
         ["a", "b", "e"],
