@@ -10,8 +10,10 @@ from hf_vanilla_transformer.text.side_tokens import readable_tokens
 from tests.evaluation.figures import texts_of
 from tests.model_helpers import error_of, tiny_config, tiny_marian, word_tokenizer
 
-SENTENCE, TRANSLATION = "two hundred and one", "zweihunderteins für 中"
-LAYERS, HEADS = 2, 4
+SENTENCE = "two hundred and one"
+TRANSLATION = "zweihunderteins für 中"
+LAYERS = 2
+HEADS = 4
 
 
 @pytest.fixture(scope="module")

@@ -333,7 +333,8 @@ def test_largest_differences_are_those_of_chrf(texts):
     values = [each["difference"] for each in differences[:10]]
     assert values == sorted(values, reverse=True)
     assert values[4] > 0 > values[5]
-    baseline, other = systems["system 0.4"], systems["system 0.3"]
+    baseline = systems["system 0.4"]
+    other = systems["system 0.3"]
 
     def score(text, row):
         return sacrebleu.sentence_chrf(text, [references[row], second[row]]).score

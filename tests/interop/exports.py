@@ -128,7 +128,9 @@ class Graphs:
 
     def all_logits(self, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]) -> Tensor:
         """(B, T, V), so many tokens in each call, with the KV caches."""
-        states, past, found = self.encode(ids, mask), {}, []
+        states = self.encode(ids, mask)
+        past = {}
+        found = []
         for tokens in target.split(at_once, dim=1):
             outputs = self.decode(tokens, mask, states, past)
             past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
@@ -151,7 +153,9 @@ class OnnxTranslator:
         ids = torch.tensor([self.tokenizer.encode(line).ids])
         mask = torch.ones_like(ids)
         limit = limit or ids.shape[1] + 50
-        states, past, tokens = self.graphs.encode(ids, mask), {}, list[int]()
+        states = self.graphs.encode(ids, mask)
+        past = {}
+        tokens = list[int]()
         while len(tokens) < limit and not set(ends(self.settings)) & set(tokens):
             last = tokens[-1] if tokens else self.settings["decoder_start_token_id"]
             outputs = self.graphs.decode(torch.tensor([[last]]), mask, states, past)
@@ -165,7 +169,8 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
 
     `scores` (V) are changed, `tokens` are those of the translation until now, at most `limit`.
     """
-    first, last = settings.get("forced_bos_token_id"), settings.get("forced_eos_token_id")
+    first = settings.get("forced_bos_token_id")
+    last = settings.get("forced_eos_token_id")
     if len(tokens) + 1 == limit and last is not None:
         return flat(last)[0]
     if not tokens and first is not None:

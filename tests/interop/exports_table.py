@@ -162,7 +162,8 @@ def compare(
 ) -> tuple[dict[str, Found], float]:
     """The translations of this package and of each engine, and the largest of our logits."""
     ours = HuggingFace(load_model(model, "cpu", "float32"), model)
-    found, largest = {OURS: Found()}, 0.0
+    found = {OURS: Found()}
+    largest = 0.0
     with tempfile.TemporaryDirectory() as work:
         engines = {name: ENGINES[name][1](model, Path(work)) for name in names}
         found |= {name: Found() for name in engines}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tests.model_helpers import assert_near
+from tests.model_helpers import assert_near, padded
 from tests.paper import ACTIVATIONS, paper_attention
 
 # A matrix W and a vector b: x W + b, or the gain and the bias of a normalisation.
@@ -77,12 +77,10 @@ class Restatement:
         return self.linear(f"{name}.2", ACTIVATIONS[self.activation](self.linear(f"{name}.1", x)))
 
     def attend(self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
-        q, k, v = (
-            self.linear(f"{name}.q", x),
-            self.linear(f"{name}.k", y),
-            self.linear(f"{name}.v", y),
-        )
-        parts = (np.split(each, self.heads, axis=1) for each in (q, k, v))
+        queries = self.linear(f"{name}.q", x)
+        keys = self.linear(f"{name}.k", y)
+        values = self.linear(f"{name}.v", y)
+        parts = [np.split(each, self.heads, axis=1) for each in (queries, keys, values)]
         heads = [paper_attention(*each, visible) for each in zip(*parts, strict=True)]
         return self.linear(f"{name}.o", np.concatenate(heads, axis=1))
 
@@ -93,24 +91,22 @@ class Restatement:
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         gain, bias = self.pair(name)
         centred = x - x.mean(axis=-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.eps) * gain + bias
+        variance = (centred**2).mean(axis=-1, keepdims=True)
+        return centred / np.sqrt(variance + self.eps) * gain + bias
 
 
 @torch.no_grad()
 def assert_restated(ours: torch.nn.Module, theirs: Restatement, tolerance: float = 1e-5) -> float:
     """Compare logits on a batch of sentences of different lengths. Returns the largest difference."""
-    pad, start, generator = (
-        ours.config.pad_token_id,
-        ours.config.decoder_start_token_id,
-        np.random.default_rng(5),
-    )
-    vocabularies = [len(theirs.embedding(side)) for side in ("source", "target")]
-    sources = [drawn(generator, length, vocabularies[0], pad) for length in (5, 1, 8)]
-    targets = [[start, *drawn(generator, length, vocabularies[1], pad)] for length in (6, 3, 2)]
-    longest = max(map(len, sources)), max(map(len, targets))
-    ids = torch.tensor([row + [pad] * (longest[0] - len(row)) for row in sources])
-    written = torch.tensor([row + [pad] * (longest[1] - len(row)) for row in targets])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest[0] - len(row)) for row in sources])
+    pad = ours.config.pad_token_id
+    start = ours.config.decoder_start_token_id
+    generator = np.random.default_rng(5)
+    of_source, of_target = (len(theirs.embedding(side)) for side in ("source", "target"))
+    sources = [drawn(generator, length, of_source, pad) for length in (5, 1, 8)]
+    targets = [[start, *drawn(generator, length, of_target, pad)] for length in (6, 3, 2)]
+    ids = padded(sources, pad)
+    written = padded(targets, pad)
+    mask = padded([[1] * len(row) for row in sources], 0)
     logits = ours(input_ids=ids, attention_mask=mask, decoder_input_ids=written).logits
     largest = 0.0
     for row, source, target in zip(logits, sources, targets, strict=True):
@@ -123,4 +119,5 @@ def assert_restated(ours: torch.nn.Module, theirs: Restatement, tolerance: float
 
 
 def drawn(generator: np.random.Generator, length: int, vocabulary: int, pad: int) -> list[int]:
-    return [int(token) for token in generator.choice([i for i in range(vocabulary) if i != pad], length)]
+    tokens = [token for token in range(vocabulary) if token != pad]
+    return generator.choice(tokens, length).tolist()

@@ -54,5 +54,6 @@ def test_exporters_of_transformers_record_the_usual_loop(beams: int) -> None:
                 **copy.deepcopy(decode) | {"past_key_values": copy.deepcopy(arguments["past_key_values"])}
             )
         actual = exported.runners["decode"](**copy.deepcopy(arguments))
-        assert torch.equal(actual.logits, expected.logits) and len(expected.logits) == 2 * beams
+        assert torch.equal(actual.logits, expected.logits)
+        assert len(expected.logits) == 2 * beams
         arguments["past_key_values"] = expected.past_key_values

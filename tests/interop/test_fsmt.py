@@ -53,9 +53,11 @@ def test_fsmt_folder_gives_its_ids_and_text(tmp_path: Path, record_property: Rec
     with torch.no_grad():
         best = theirs(**expected, decoder_input_ids=written[:, :-1], use_cache=False).logits.argmax(-1)
     # the last token is the forced end-of-sentence token
-    assert best[:, :-1].tolist() == written[:, 1:-1].tolist() and written.shape[1] == 15
+    assert best[:, :-1].tolist() == written[:, 1:-1].tolist()
+    assert written.shape[1] == 15
     texts = target_tokenizer.batch_decode(written, skip_special_tokens=True)
-    assert texts == peer.batch_decode(written, skip_special_tokens=True) and any(texts)
+    assert texts == peer.batch_decode(written, skip_special_tokens=True)
+    assert any(texts)
     record_property("tokens", "`FSMTTokenizer`")
 
 

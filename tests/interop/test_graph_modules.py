@@ -56,7 +56,9 @@ def test_parts_give_our_logits_and_attention(fields, offset):
     expected, mask, found = outputs_in_steps(tiny_model(**fields), offset=offset)
     assert_near(torch.cat([logits for logits, _ in found], dim=1), expected.logits)
     hidden = ~mask.bool()[:, None, None]  # (B, 1, 1, S)
-    first, second, last = (slice(0, 2), slice(2, 3), slice(3, 7))
+    first = slice(0, 2)
+    second = slice(2, 3)
+    last = slice(3, 7)
     for rows, (_, (cross, own)) in zip((first, second, last), found, strict=True):
         future = torch.ones(7, 7, dtype=torch.bool).triu(1)[rows, : rows.stop]
         for layer in range(2):

@@ -42,14 +42,18 @@ def test_joint_tokenizer_encodes_as_the_source_and_decodes_as_the_target(
         if "</s>" not in text:  # which tokenizers takes for the special token where only tokenizer.json is known
             assert ids.to_model(torch.tensor(encoded.ids)).tolist() == source(text)["input_ids"]
         assert joint.decode(target(text)["input_ids"]) == text
-    assert ids.vocab_size == 330 + 310 and settings["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert settings["eos_token"] == "</s>" and settings["clean_up_tokenization_spaces"] is False
+    assert ids.vocab_size == 330 + 310
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["eos_token"] == "</s>"
+    assert settings["clean_up_tokenization_spaces"] is False
 
 
 def test_shared_tokenizer_is_unchanged() -> None:
     tokenizer = train_tokenizer([*ENGLISH, *GERMAN], vocab_size=320)
     content, settings, ids = joint_tokenizer(tokenizer, tokenizer, tiny_config(vocab_size=330))
-    assert ids.offset == 0 and ids.vocab_size == 330 and settings["split_special_tokens"] is True
+    assert ids.offset == 0
+    assert ids.vocab_size == 330
+    assert settings["split_special_tokens"] is True
     assert backend(content).encode(TEXTS[0]).ids == tokenizer(TEXTS[0])["input_ids"]
 
 
@@ -58,7 +62,8 @@ def test_exported_tokenizer_has_no_bpe_dropout() -> None:
     expected = tokenizer(TEXTS[0])["input_ids"]
     tokenizer.backend_tokenizer.model.dropout = 0.9
     content, _, _ = joint_tokenizer(tokenizer, tokenizer, tiny_config(vocab_size=330))
-    assert content["model"]["dropout"] is None and backend(content).encode(TEXTS[0]).ids == expected
+    assert content["model"]["dropout"] is None
+    assert backend(content).encode(TEXTS[0]).ids == expected
 
 
 EMOJI = [

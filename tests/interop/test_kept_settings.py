@@ -97,7 +97,8 @@ def test_eole_bans_and_blocks_as_its_section_inference(tmp_path: Path) -> None:
     ours = from_eole(tmp_path).model
     written = ours.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=9, min_new_tokens=6)[0, 1:].tolist()
     pairs = list(zip(written, written[1:], strict=False))
-    assert len(pairs) == len(set(pairs)) and 0 not in written
+    assert len(pairs) == len(set(pairs))
+    assert 0 not in written
 
 
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])
@@ -113,7 +114,8 @@ def test_transforms_that_change_text_are_named(source_format: str, tmp_path: Pat
     else:
         eole.save(tmp_path, eole.weights(), transforms=transforms)
         notes = "; ".join(from_eole(tmp_path).notes)
-    assert "prefix, sentencepiece" in notes and "filtertoolong" not in notes
+    assert "prefix, sentencepiece" in notes
+    assert "filtertoolong" not in notes
 
 
 def notes_of_marian(folder: Path, **options: Any) -> list[str]:

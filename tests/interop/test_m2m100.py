@@ -29,8 +29,10 @@ def test_m2m100_folder_gives_its_logits(tmp_path: Path, record_property: Record)
     theirs = write_m2m100_folder(tmp_path / "m2m", tokenizer=False)
     ours, _, _ = converted("m2m100", tmp_path / "m2m", tmp_path / "ours")
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
-    assert ours.config.layer_norm_position == "pre" and ours.config.position_encoding_type == "sinusoidal_fairseq"
-    assert ours.config.share_encoder_decoder_embeddings and ours.config.tie_word_embeddings
+    assert ours.config.layer_norm_position == "pre"
+    assert ours.config.position_encoding_type == "sinusoidal_fairseq"
+    assert ours.config.share_encoder_decoder_embeddings
+    assert ours.config.tie_word_embeddings
 
 
 def test_m2m100_folder_gives_its_ids_and_beams(tmp_path: Path, record_property: Record) -> None:

@@ -38,10 +38,8 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 def pairs_of(kind: str) -> list[tuple[str, str]]:
-    m2m100, nllb = (
-        ("en", "de", "fr", "zh", "ar"),
-        ("eng_Latn", "deu_Latn", "fra_Latn", "zho_Hans", "ars_Arab"),
-    )
+    m2m100 = ("en", "de", "fr", "zh", "ar")
+    nllb = ("eng_Latn", "deu_Latn", "fra_Latn", "zho_Hans", "ars_Arab")
     return list(permutations(m2m100 if kind == "m2m100" else nllb, 2))
 
 
@@ -62,7 +60,8 @@ def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 def test_logits_of_all_directions_are_those_of_transformers(folders: Any, record_property: Record) -> None:
     kind, theirs, folder, output = folders
     ours = Translator.from_pretrained(output).models[0].eval()
-    peer, largest = AutoTokenizer.from_pretrained(folder), 0.0
+    peer = AutoTokenizer.from_pretrained(folder)
+    largest = 0.0
     for text, (source, target) in zip(TEXT, pairs_of(kind), strict=True):
         peer.src_lang = source
         batch = peer(text, text_target=TARGETS[0], return_tensors="pt")
@@ -80,10 +79,8 @@ def test_mixed_directions_have_the_tokens_of_transformers(
 ) -> None:
     """There one sentence at a time, with `src_lang` and `forced_bos_token_id`."""
     kind, theirs, folder, output = folders
-    translator, peer = (
-        Translator.from_pretrained(output, workers=1),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    translator = Translator.from_pretrained(output, workers=1)
+    peer = AutoTokenizer.from_pretrained(folder)
     sources, targets = zip(*pairs_of(kind), strict=True)
     count = search["num_beams"]
     best = translator.translate_nbest(

@@ -18,7 +18,8 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 TITLE = "## Other toolkits' options"
 README = Path(next(iter(interop.__path__)), "README.md").read_text(encoding="utf-8")
 TABLE = [line.strip("|").split("|") for line in README.partition(TITLE)[2].splitlines() if line.startswith("|")]
-HEAD, ROWS = [cell.strip(" `") for cell in TABLE[0]], TABLE[2:]
+HEAD = [cell.strip(" `") for cell in TABLE[0]]
+ROWS = TABLE[2:]
 
 
 def options(cell: str) -> list[str]:
@@ -31,7 +32,8 @@ def test_option_map_is_a_recipe(row: list[str], tmp_path: Path) -> None:
     recipe = {"output_dir": str(tmp_path / "run"), "numbers_size": 100, "preset": "base"}
     given = yaml.safe_load("\n".join(options(row[0])))
     known = {field.name for each in (ModelArguments, DataArguments, RunArguments) for field in fields(each)}
-    assert given and given.keys() <= known
+    assert given
+    assert given.keys() <= known
     if given.keys() & {"save_steps", "bf16"}:
         recipe["use_cpu"] = True
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe | given))
@@ -59,6 +61,7 @@ def test_option_maps_have_a_column_for_each_trainer() -> None:
         5: r"[a-z0-9_.]+: ",
     }
     for row in ROWS:
-        assert len(row) == len(HEAD) and any(cell.strip() for cell in row[1:])
+        assert len(row) == len(HEAD)
+        assert any(cell.strip() for cell in row[1:])
         for column, sign in signs.items():
             assert all(re.match(sign, option) for option in options(row[column])), row[column]

@@ -225,10 +225,12 @@ def test_line_of_an_export_names_what_the_library_does_not_apply(exported: Path,
     path.write_text(json.dumps(json.loads(path.read_text()) | search))
     line = export("marian", folder, tmp_path / "marian")
     assert "MarianMTModel does not apply" in line
-    assert "beam_search_rule=opennmt3" in line and "counted_prefix=1" in line
+    assert "beam_search_rule=opennmt3" in line
+    assert "counted_prefix=1" in line
     written = json.loads((tmp_path / "marian" / "generation_config.json").read_text())
     own = {name for name, libraries in OF_HYPOTHESES.items() if TRANSFORMERS not in libraries}
-    assert not own & written.keys() and (
+    assert not own & written.keys()
+    assert (
         written["num_beams"],
         written["length_penalty"],
     ) == (3, 0.5)
