@@ -3,6 +3,7 @@
 Shapes: B batch, S source length, T target length, P tokens in the cache, V target vocabulary.
 """
 
+import json
 from itertools import chain
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from hf_vanilla_transformer.interop import exported_programs as programs
 from hf_vanilla_transformer.interop import transformers_js
 from hf_vanilla_transformer.interop.joint_tokenizer import SourceIds
 from hf_vanilla_transformer.interop.transformers_js import _Decoder, _Encoder, _merge, make_graphs
-from tests.interop.exports import require_onnx
+from tests.interop.exports import require_onnx, write_model
 from tests.model_helpers import EOS, PAD, assert_near, error_of, padded, sentences, tiny_config, tiny_model
 
 LENGTHS = [5, 3]  # of the sources
@@ -291,3 +292,28 @@ def test_graphs_are_saved_in_each_dtype(tmp_path):
     scales = [each for each in onnx.load(tmp_path / "encoder_model_quantized.onnx").graph.initializer]
     assert [64] in [list(each.dims) for each in scales if each.data_type == onnx.TensorProto.FLOAT]  # per channel
     assert {value.type.tensor_type.elem_type for value in onnx.load(path).graph.input} == {onnx.TensorProto.FLOAT}
+
+
+def test_folder_has_the_files_of_the_library(tmp_path, monkeypatch):
+    saved = []
+
+    def save(graphs, folder, dtype):
+        assert folder.is_dir()
+        saved.append((graphs, folder, dtype))
+        return len(saved)
+
+    monkeypatch.setattr(transformers_js, "make_graphs", lambda model, ids: ("graphs", ids.vocab_size))
+    monkeypatch.setattr(transformers_js, "_save", save)
+    model = write_model(tmp_path / "model")
+    out = tmp_path / "new" / "out"
+    assert transformers_js.write(model, tmp_path / "model", out) == {"fp32": 1, "q8": 2}
+    assert saved == [(("graphs", 320), out / "onnx", dtype) for dtype in ("fp32", "q8")]
+    content = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.is_file()}
+    assert content.keys() == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    for name, text in content.items():
+        assert text.endswith("}\n")
+        assert text.isascii() is (name != "tokenizer.json")  # its bytes are letters
+        assert (text.count("\n") == 1) is (name == "tokenizer.json")
+        assert text.startswith("{" if name == "tokenizer.json" else '{\n  "')
+    assert json.loads(content["config.json"])["transformers.js_config"] == {"dtype": "fp32"}
+    assert json.loads(content["generation_config.json"])["num_beams"] == 1
