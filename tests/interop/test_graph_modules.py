@@ -22,7 +22,7 @@ from tests.model_helpers import EOS, PAD, assert_near, error_of, padded, sentenc
 LENGTHS = [5, 3]  # of the sources
 
 
-def outputs_in_steps(model, steps=(2, 1, 4), offset=0):
+def outputs_in_steps(model, steps=(2, 2, 3), offset=0):
     """The model's own output, and the outputs of the parts, so many tokens in each step with the KV cache."""
     ids = padded(sentences(LENGTHS))
     target = padded(sentences([7, 7], seed=1))
@@ -58,8 +58,8 @@ def test_parts_give_our_logits_and_attention(fields, offset):
     assert_near(torch.cat([logits for logits, _ in found], dim=1), expected.logits)
     hidden = ~mask.bool()[:, None, None]  # (B, 1, 1, S)
     first = slice(0, 2)
-    second = slice(2, 3)
-    last = slice(3, 7)
+    second = slice(2, 4)
+    last = slice(4, 7)
     for rows, (_, (cross, own)) in zip((first, second, last), found, strict=True):
         future = torch.ones(7, 7, dtype=torch.bool).triu(1)[rows, : rows.stop]
         for layer in range(2):

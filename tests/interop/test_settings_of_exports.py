@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer.interop import exporting, transformers_js
-from hf_vanilla_transformer.interop.ctranslate2 import NEVER, search_arguments
+from hf_vanilla_transformer.interop.ctranslate2 import NEVER, position_table, search_arguments, search_note
 from hf_vanilla_transformer.interop.joint_tokenizer import SourceIds
 from hf_vanilla_transformer.interop.search_settings import (
     banned_tokens,
@@ -28,7 +28,7 @@ from hf_vanilla_transformer.interop.transformers_js import (
     generation_settings,
     write,
 )
-from tests.model_helpers import error_of, tiny_config, tiny_model
+from tests.model_helpers import SPECIAL_TOKENS, error_of, tiny_config, tiny_model, word_tokenizer
 
 
 def model_of(settings, **fields):
@@ -373,3 +373,80 @@ def test_file_of_argos_is_new_and_has_its_suffix(tmp_path):
     (tmp_path / "b.argosmodel").mkdir()
     for name in ("a.zip", "b.argosmodel"):
         assert "ends with .argosmodel" in error_of(exporting._new_file, tmp_path / name, True)
+
+
+@pytest.mark.parametrize(
+    ("target_format", "source_mark", "target_mark", "in_text", "reason"),
+    [
+        ("argos", "target", None, True, "Argos puts no token of a language before a source"),
+        ("argos", None, "target", False, None),
+        ("onnx", "target", None, True, None),  # the text may have the mark
+        ("onnx", "target", None, False, "its search adds no token of a language"),
+        ("onnx", "source", None, True, "its search adds no token of a language"),
+        ("onnx", "target", "target", True, "its search adds no token of a language"),
+        ("ctranslate2", "source", "target", False, None),
+        ("marian", "source", "target", False, None),
+    ],
+)
+def test_languages_without_a_place_are_refused(target_format, source_mark, target_mark, in_text, reason, monkeypatch):
+    languages = SimpleNamespace(
+        source_mark=source_mark, target_mark=target_mark, in_text=in_text, ids={"a": 1, "b": 2}
+    )
+    directions = SimpleNamespace(source=languages, unmarked=False)
+    monkeypatch.setattr(exporting, "Directions", lambda *tokenizers: directions)
+    if reason is None:
+        exporting.refuse_languages(target_format, ())
+    else:
+        message = error_of(exporting.refuse_languages, target_format, ())
+        assert message == f"{target_format}: the model has 2 languages, and {reason}"
+    for each in (SimpleNamespace(source=None, unmarked=False), SimpleNamespace(source=languages, unmarked=True)):
+        monkeypatch.setattr(exporting, "Directions", lambda *_, each=each: each)
+        exporting.refuse_languages(target_format, ())
+
+
+RENORMALISED = "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
+
+
+@pytest.mark.parametrize(
+    ("settings", "excludes"),
+    [
+        ({"num_beams": 1}, False),
+        ({"num_beams": 1, "suppress_tokens": [5]}, False),
+        ({"num_beams": 2}, False),
+        ({"num_beams": 2, "suppress_tokens": [5]}, True),
+        ({"num_beams": 2, "no_repeat_ngram_size": 2}, True),
+        ({"num_beams": 2, "repetition_penalty": 1.5}, True),
+        ({"num_beams": 2, "bad_words_ids": [[5, 6]]}, True),
+        ({"num_beams": 2, "min_new_tokens": 1}, False),
+        ({"num_beams": 2, "min_new_tokens": 2}, True),
+        ({"num_beams": 2, "min_new_tokens": 2, "renormalize_logits": True}, False),
+    ],
+)
+def test_note_has_the_arguments_and_how_scores_differ(settings, excludes):
+    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", *"abc"], **SPECIAL_TOKENS)
+    model = model_of(settings)
+    tokens = [*tokenizer.convert_ids_to_tokens(range(7)), *(f"<unused_{number}>" for number in range(7, 40))]
+    listed = ", ".join(f"{name}={value}" for name, value in search_arguments(model, tokens).items())
+    expected = f"; its search is an argument of translate_batch: {listed}"
+    assert search_note(model, tokenizer) == expected + (RENORMALISED if excludes else "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "rows"),
+    [
+        ("learned", 30, 30),
+        ("sinusoidal", 30, 1024),
+        ("sinusoidal", 1025, 1025),
+    ],
+)
+def test_table_of_positions_is_what_the_stack_adds(kind, most, rows):
+    stack = tiny_model(position_encoding_type=kind, max_position_embeddings=most).model.encoder
+    table = position_table(stack)
+    assert table.shape == (rows, 32)
+    assert not table.requires_grad
+    if kind == "learned":
+        torch.testing.assert_close(table, stack.embed_positions.weight.detach())
+    else:  # §3.5: sin and cos of pos / 10000^(2i/d)
+        angles = torch.arange(rows)[:, None] / 10000 ** (torch.arange(0, 32, 2) / 32)
+        torch.testing.assert_close(table[:, 0::2], angles.sin(), atol=1e-4, rtol=0)
+        torch.testing.assert_close(table[:, 1::2], angles.cos(), atol=1e-4, rtol=0)
