@@ -372,6 +372,11 @@ def test_differences_of_sequences_are_those_of_the_error_rate(count, expected):
     assert [each["source"] for each in found] == [sources[line - 1] for line, _ in expected]
 
 
+def test_differences_need_a_reference_for_each_hypothesis():
+    with pytest.raises(ValueError):
+        largest_differences({"one": ["a"], "two": ["b"]}, ["a", "b"])
+
+
 # Perturbed text
 
 
