@@ -12,7 +12,7 @@ from ..text.language_tokens import decode_targets, token_ids
 from ..text.token_kinds import token_splitter, tokenizer_task
 from ..utils.errors import UserError
 from ..utils.normalization import Normalizer
-from .metric_names import DEFAULT, TITLES, ScoreOptions, title_of
+from .metric_names import DEFAULT, ScoreOptions, title_of
 from .metrics import Detail, Groups, Metrics, Scorer, Texts, example_translations
 
 #: The `compute_metrics` of a `Seq2SeqTrainer`.
@@ -117,9 +117,12 @@ def score_test_split(
     sources = list(pairs["source"])
     references = list(pairs["target"])
     values, details = Scorer.of(**options).score(Texts(hypotheses, [references], sources), groups)
-    report(f"{split}: {_shown(values, details)}", flush=True)
-    for name in dict.fromkeys(groups.names) if groups else ():
-        of_group = {key: values[f"{key}_{name}"] for key in values if f"{key}_{name}" in values}
+    names = list(dict.fromkeys(groups.names)) if groups else []
+    of_groups = {f"{key}_{name}" for key in values for name in names}
+    of_all = {key: value for key, value in values.items() if key not in of_groups}
+    report(f"{split}: {_shown(of_all, details)}", flush=True)
+    for name in names:
+        of_group = {key: values[f"{key}_{name}"] for key in of_all if f"{key}_{name}" in values}
         report(f"  {name}: {_shown(of_group, {})}", flush=True)
     # the trainer's scores have the groups of another split
     computed = tuple(f"{split}_{name}" for name in values)
@@ -138,16 +141,9 @@ def score_test_split(
 
 
 def _shown(scores: Mapping[str, float], details: Mapping[str, Detail]) -> str:
-    """Scores of all in one line, such as `BLEU 34.10 (BLEU|…), chrF 60.20`."""
-    plain = [
-        name
-        for name in scores
-        if name in TITLES or not any(name.startswith(f"{each}_") for each in TITLES)
-    ]
+    """Scores in one line, such as `BLEU 34.10 (BLEU|…), chrF 60.20`."""
     texts = []
-    for name in plain:
+    for name, score in scores.items():
         signature = details.get(f"{name}_signature") if name == "bleu" else None
-        texts.append(
-            f"{title_of(name)} {scores[name]:.2f}" + (f" ({signature})" if signature else "")
-        )
+        texts.append(f"{title_of(name)} {score:.2f}" + (f" ({signature})" if signature else ""))
     return ", ".join(texts)

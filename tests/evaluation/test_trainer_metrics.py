@@ -192,6 +192,22 @@ def test_split_is_scored_and_reported(tokenizer, monkeypatch):
     ]
 
 
+def test_line_of_all_has_no_scores_of_groups(tokenizer, capsys, own_modules):
+    """Also not those of a metric of the user's own."""
+    (own_modules / "own_length.py").write_text(
+        "def words(sources, hypotheses, references):\n    return [float(len(text.split())) for text in hypotheses]\n"
+    )
+    options = {"metrics": ["own_length:words", "exact_match"]}
+    groups = Groups(["x", "y"], False)
+    score_test_split(Trainer(tokenizer, PREDICTIONS), range(2), PAIRS, "test", options, groups)
+    _, whole, *of_groups = capsys.readouterr().out.splitlines()
+    assert whole == "test: own_length:words 3.00, exact match 50.00"
+    assert of_groups == [
+        "  x: own_length:words 4.00, exact match 100.00",
+        "  y: own_length:words 2.00, exact match 0.00",
+    ]
+
+
 def test_other_processes_report_nothing(tokenizer, capsys):
     trainer = Trainer(tokenizer, PREDICTIONS, beams=None, is_first=False)
     score_test_split(trainer, range(2), PAIRS, "test", {})
@@ -239,9 +255,8 @@ def test_token_ids_are_decoded_to_the_text_of_a_translation():
     [
         ({"bleu": 34.1, "chrf": 60.2}, "BLEU 34.10 (BLEU|x), chrF 60.20"),
         ({"top_1": 1.0, "mine": 3.126}, "top 1 1.00, mine 3.13"),
-        ({"chrf++": 1.0, "chrf_x": 2.0, "bleu_y": 3.0}, "chrF++ 1.00"),
     ],
 )
-def test_line_of_scores_has_those_of_all(scores, line):
+def test_line_of_scores_has_their_titles(scores, line):
     signatures = {"bleu_signature": "BLEU|x", "chrf_signature": "chrF2|x"}
     assert _shown(scores, signatures) == line
