@@ -215,7 +215,13 @@ class OnGpu(Tensor):
         return f"OnGpu({self.values})"
 
     @classmethod
-    def __torch_function__(cls, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable,
+        types: Any,
+        args: tuple = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is Tensor.__getitem__:
             return _get_item(*args)
         if func is Tensor.__setitem__:
@@ -230,14 +236,26 @@ class OnGpu(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple = (),
+        kwargs: Any = None,
+    ) -> Any:
         return _run(func, args, kwargs or {})
 
 
 class _Dispatch(TorchDispatchMode):
     """Sends the operations that make a tensor on the device to it. They have no argument that is there already."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple = (),
+        kwargs: Any = None,
+    ) -> Any:
         return _run(func, args, kwargs or {})
 
 
@@ -347,7 +365,13 @@ def _split_index(tensor: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None
             tensor = tensor.select(dimension, part)
         elif isinstance(part, slice):
             if part != slice(None):
-                tensor = aten.slice.Tensor(tensor, dimension, part.start, part.stop, part.step or 1)
+                tensor = aten.slice.Tensor(
+                    tensor,
+                    dimension,
+                    part.start,
+                    part.stop,
+                    part.step or 1,
+                )
             tensors.append(None)
             dimension += 1
         else:
@@ -395,7 +419,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = torch.ops.pretended.attend_backward(grad, *ctx.saved_tensors, *ctx.settings)
+        gradients = torch.ops.pretended.attend_backward(
+            grad,
+            *ctx.saved_tensors,
+            *ctx.settings,
+        )
         return *gradients, None, None, None
 
 
@@ -413,19 +441,41 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     if not isinstance(query, OnGpu):
-        return ATTEND_ON_CPU(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return ATTEND_ON_CPU(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
     if torch.is_autocast_enabled(NAME):
         query, key, value = (each.to(torch.get_autocast_dtype(NAME)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _Attention.apply(query, key, value, attn_mask, is_causal, scale)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
     output = _weights(query, key, mask, causal, scale) @ value.float()  # (B, H, T, d_v)
     return like_kernels(output, query.dtype)
 
 
-def _weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
     scores = query.float() @ key.float().transpose(-1, -2) * scale
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -533,7 +583,12 @@ def install() -> tuple[Library, ...]:
     return attention, every, memory, without_cast, casts
 
 
-def _empty_strided(size: Any, stride: Any, dtype: Any = None, **kwargs: Any) -> OnGpu:
+def _empty_strided(
+    size: Any,
+    stride: Any,
+    dtype: Any = None,
+    **kwargs: Any,
+) -> OnGpu:
     return OnGpu(torch.empty_strided(size, stride, dtype=dtype))
 
 
@@ -541,7 +596,11 @@ def _empty(size: Any, dtype: Any = None, **kwargs: Any) -> OnGpu:
     return OnGpu(torch.empty(size, dtype=dtype))
 
 
-def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy_from(
+    source: Tensor,
+    target: Tensor,
+    non_blocking: bool = False,
+) -> Tensor:
     if not isinstance(target, OnGpu):
         _wait("copy to the host")
         return target.copy_(on_cpu(source))

@@ -220,7 +220,11 @@ def damaged(good: Path, tmp_path: Path, damage: Damage) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_gate_refuses_damage_in_one_line(good: Path, name: str, tmp_path: Path) -> None:
+def test_gate_refuses_damage_in_one_line(
+    good: Path,
+    name: str,
+    tmp_path: Path,
+) -> None:
     damage, expected = FILES[name]
     folder = damaged(good, tmp_path, damage)
     line = error_of(check_model_files, folder)
@@ -228,7 +232,13 @@ def test_gate_refuses_damage_in_one_line(good: Path, name: str, tmp_path: Path) 
     assert len(line) < 400
 
 
-def assert_names_field(folder: Path, file: str, name: str, value: Any, needed: str) -> None:
+def assert_names_field(
+    folder: Path,
+    file: str,
+    name: str,
+    value: Any,
+    needed: str,
+) -> None:
     fields(file, **{name: value})(folder)
     line = error_of(check_model_files, folder)
     assert line.startswith(f"{folder / file}: {name}=")
@@ -297,7 +307,11 @@ def write_fields(file: Path, **values: Any) -> None:
         ("vocab_size decoder_vocab_size", 2**18),
     ],
 )
-def test_sizes_without_weights_have_limits(names: str, most: int, tmp_path: Path) -> None:
+def test_sizes_without_weights_have_limits(
+    names: str,
+    most: int,
+    tmp_path: Path,
+) -> None:
     config = tmp_path / CONFIG
     for name in names.split():
         write_fields(config, **{name: most}, decoder_start_token_id=0)
@@ -309,7 +323,11 @@ def test_sizes_without_weights_have_limits(names: str, most: int, tmp_path: Path
 
 @pytest.mark.parametrize("file", [CONFIG, SEARCH])
 @pytest.mark.parametrize("name", ["pad_token_id", "suppress_tokens", "bad_words_ids"])
-def test_ids_are_below_the_size_of_the_vocabulary(name: str, file: str, tmp_path: Path) -> None:
+def test_ids_are_below_the_size_of_the_vocabulary(
+    name: str,
+    file: str,
+    tmp_path: Path,
+) -> None:
     sizes = {
         "vocab_size": 7,
         "decoder_vocab_size": 9,
@@ -360,7 +378,11 @@ def test_setting_of_a_search_of_a_wrong_type_is_named(good, names, wrong, needed
         {"exponential_decay_length_penalty": [5, 1.5], "watermarking_config": {}, "cache_implementation": "static"},
     ],
 )
-def test_gate_takes_right_settings_of_a_search(good: Path, right: dict[str, Any], tmp_path: Path) -> None:
+def test_gate_takes_right_settings_of_a_search(
+    good: Path,
+    right: dict[str, Any],
+    tmp_path: Path,
+) -> None:
     check_model_files(damaged(good, tmp_path, fields(SEARCH, **right)))
     check_model_files(damaged(good, tmp_path / "old", fields(CONFIG, **right)))
 
@@ -413,7 +435,11 @@ OF_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("file", OF_TOKENIZERS)
-def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(good: Path, file: str, tmp_path: Path) -> None:
+def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(
+    good: Path,
+    file: str,
+    tmp_path: Path,
+) -> None:
     for name, (needed, right) in OF_TOKENIZERS[file].items():
         folder = copy_of(good, tmp_path / name)
         if not (folder / file).exists():
@@ -437,7 +463,12 @@ def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(good: Path, file
         ("mask_token", "<unk>"),
     ],
 )
-def test_harmless_field_changes_no_token(good: Path, name: str, value: Any, tmp_path: Path) -> None:
+def test_harmless_field_changes_no_token(
+    good: Path,
+    name: str,
+    value: Any,
+    tmp_path: Path,
+) -> None:
     folder = damaged(good, tmp_path, fields(TOKENIZER, **{name: value}))
     tokenizer, *_ = load_tokenizers(folder)
     saved = tmp_path / "saved"
@@ -448,8 +479,16 @@ def test_harmless_field_changes_no_token(good: Path, name: str, value: Any, tmp_
 
 @pytest.mark.parametrize("name", ["pad_token", "eos_token"])
 @pytest.mark.parametrize("side", ["", "target_tokenizer/"])
-def test_special_tokens_of_the_model_are_those_of_its_tokenizers(name: str, side: str, tmp_path: Path) -> None:
-    folder = save_model(tmp_path / "model", ["one two"] * 3, ["eins zwei"] * 3 if side else None)
+def test_special_tokens_of_the_model_are_those_of_its_tokenizers(
+    name: str,
+    side: str,
+    tmp_path: Path,
+) -> None:
+    folder = save_model(
+        tmp_path / "model",
+        ["one two"] * 3,
+        ["eins zwei"] * 3 if side else None,
+    )
     load_tokenizers(folder)
     right = {"pad_token": "token 1, <pad>", "eos_token": "token 2, </s>"}[name]
     fields(f"{side}tokenizer_config.json", **{name: "<unk>"})(folder)
@@ -475,7 +514,11 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_part_of_a_tokenizer_of_a_wrong_type_is_named(good: Path, name: str, tmp_path: Path) -> None:
+def test_part_of_a_tokenizer_of_a_wrong_type_is_named(
+    good: Path,
+    name: str,
+    tmp_path: Path,
+) -> None:
     needed = PARTS[name]
     folder = copy_of(good, tmp_path)
     for value in WRONG_PARTS[needed]:
@@ -488,7 +531,11 @@ def test_part_of_a_tokenizer_of_a_wrong_type_is_named(good: Path, name: str, tmp
 
 
 def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(good: Path, tmp_path: Path) -> None:
-    folder = damaged(good, tmp_path, fields(TOKENIZER, tokenizer_class="BertTokenizer"))
+    folder = damaged(
+        good,
+        tmp_path,
+        fields(TOKENIZER, tokenizer_class="BertTokenizer"),
+    )
     line = error_of(load_tokenizers, folder)
     assert line.startswith(f"{folder}: its tokenizer, a BertTokenizer, adds token ")
     assert line.endswith("name the right tokenizer_class in tokenizer_config.json")
@@ -577,7 +624,11 @@ def test_search_that_fails_is_one_line(good, settings, tmp_path):
 
 
 @pytest.mark.parametrize("name", DAMAGES_IN_DEPTH)
-def test_damage_that_libraries_see_names_its_reason(good: Path, name: str, tmp_path: Path) -> None:
+def test_damage_that_libraries_see_names_its_reason(
+    good: Path,
+    name: str,
+    tmp_path: Path,
+) -> None:
     damage, expected = DAMAGES_IN_DEPTH[name]
     folder = damaged(good, tmp_path, damage)
     assert expected in error_of(Translator.from_pretrained, folder, "cpu")
@@ -600,10 +651,19 @@ def with_backend(folder: Path, part: str, step: Any) -> Path:
 
 
 @pytest.mark.parametrize(("part", "library"), [("normalizer", normalizers), ("decoder", decoders)])
-def test_tokenizer_that_multiplies_a_text_is_refused(good: Path, part: str, library: Any, tmp_path: Path) -> None:
+def test_tokenizer_that_multiplies_a_text_is_refused(
+    good: Path,
+    part: str,
+    library: Any,
+    tmp_path: Path,
+) -> None:
     def tokenizer_of(replacements: int) -> Path:
         steps = library.Sequence([library.Replace("o", "oo")] * replacements)
-        return with_backend(copy_of(good, tmp_path / str(replacements)), part, steps)
+        return with_backend(
+            copy_of(good, tmp_path / str(replacements)),
+            part,
+            steps,
+        )
 
     load_tokenizers(tokenizer_of(9))
     line = error_of(load_tokenizers, tokenizer_of(40))
