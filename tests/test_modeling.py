@@ -2,14 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers.utils.output_capturing import OutputRecorder
 
 from hf_vanilla_transformer import (
-    VanillaTransformerConfig,
     VanillaTransformerEncoderModel,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerForSequenceClassification,
@@ -41,10 +41,10 @@ def test_cached_decoding_supports_left_padding() -> None:
     model = tiny_model()
     source = padded(sentences([6, 3]))
     tokens = sentences([7, 4], seed=5)
-    alone = [model(input_ids=source[i : i + 1], decoder_input_ids=torch.tensor([tokens[i]])).logits for i in (0, 1)]
     target = padded(tokens, left=True)
     mask = target.ne(PAD).long()
-    cache, logits = None, []
+    cache = None
+    logits = []
     for i in range(target.shape[1]):
         step = model(
             input_ids=source,
@@ -56,8 +56,9 @@ def test_cached_decoding_supports_left_padding() -> None:
         cache = step.past_key_values
         logits.append(step.logits)
     together = torch.cat(logits, dim=1)
-    assert_near(together[0], alone[0][0])
-    assert_near(together[1, 3:], alone[1][0])
+    for ids, written, found in zip(source, tokens, together, strict=True):
+        alone = model(input_ids=ids[None], decoder_input_ids=torch.tensor([written])).logits
+        assert_near(found[-len(written) :], alone[0])
 
 
 # Refused inputs
@@ -108,20 +109,18 @@ def test_labels_outside_the_vocabulary_are_refused(labels: list, training: bool)
         tiny_model().train(training)(input_ids=IDS, labels=torch.tensor(labels))
 
 
-@pytest.mark.parametrize("ids", [{"input_ids": 9, "decoder_input_ids": 4}, {"input_ids": 4, "decoder_input_ids": 9}])
-def test_learned_positions_refuse_longer_sequences(ids: dict) -> None:
-    model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
-    lengths = {name: torch.tensor(sentences([length])) for name, length in ids.items()}
-    with pytest.raises(ValueError, match="contains 8.* max_position_embeddings=8"):
-        model(**lengths)
-    assert model(input_ids=torch.tensor(sentences([8])), decoder_input_ids=torch.tensor(sentences([8]))).logits.any()
-
-
+@pytest.mark.parametrize("long", ["input_ids", "decoder_input_ids"])
 @torch.no_grad()
-def test_learned_positions_skip_padding() -> None:
+def test_learned_positions_refuse_longer_sequences(long: str) -> None:
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=8)
-    source = torch.tensor([[PAD] * 5 + sentences([7])[0]])
-    assert torch.isfinite(model(input_ids=source, decoder_input_ids=IDS).logits).all()
+    eight = torch.tensor(sentences([8]))
+    inputs = {"input_ids": eight, "decoder_input_ids": eight}
+    assert model(**inputs).logits.isfinite().all()
+    inputs[long] = torch.tensor(sentences([9]))
+    with pytest.raises(ValueError, match="contains 8.* max_position_embeddings=8"):
+        model(**inputs)
+    padded_left = torch.tensor([[PAD] * 5 + sentences([7])[0]])
+    assert model(input_ids=padded_left, decoder_input_ids=IDS).logits.isfinite().all()
 
 
 # Training
@@ -137,15 +136,15 @@ def test_forward_does_not_modify_inputs() -> None:
     assert all(batch[name].equal(tensor) for name, tensor in before.items())
 
 
-def test_dropout_is_active_in_training_only() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "activation_dropout"])
+def test_dropout_is_active_in_training_only(field: str, backend: str) -> None:
     batch = translation_batch([7, 2, 5], [3, 8, 1])
-    for field in ("dropout", "attention_dropout", "activation_dropout"):
-        for backend in BACKENDS:
-            model = tiny_model(attn_implementation=backend, **{field: 0.5})
-            first, second = (model.train()(**batch).loss.item() for _ in range(2))
-            assert first != second, (field, backend)
-            first, second = (model.eval()(**batch).loss.item() for _ in range(2))
-            assert first == second, (field, backend)
+    model = tiny_model(attn_implementation=backend, **{field: 0.5})
+    for training in (True, False):
+        model.train(training)
+        losses = {model(**batch).loss.item() for _ in range(2)}
+        assert len(losses) == (2 if training else 1)
 
 
 # Attentions and hidden states
@@ -158,8 +157,10 @@ def test_dropout_is_active_in_training_only() -> None:
 def test_hidden_states_accept_negative_indices_per_stack() -> None:
     model = tiny_model(encoder_layers=3, decoder_layers=1)
     output = model(**translation_batch([5, 3], [4, 4]), output_hidden_states=[-1])
-    assert [state is not None for state in output.encoder_hidden_states] == [False, False, False, True]
-    assert [state is not None for state in output.decoder_hidden_states] == [False, True]
+    encoder = [state is not None for state in output.encoder_hidden_states]
+    decoder = [state is not None for state in output.decoder_hidden_states]
+    assert encoder == [False, False, False, True]
+    assert decoder == [False, True]
 
 
 # Initialisation
@@ -167,9 +168,15 @@ def test_hidden_states_accept_negative_indices_per_stack() -> None:
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 def test_initialisation_has_documented_scales(share: bool, tie: bool) -> None:
-    fields = tying(share, tie, vocab_size=300, lm_head_bias=True, position_encoding_type="learned")
-    torch.manual_seed(0)
-    model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=64, **fields))
+    fields = tying(
+        share,
+        tie,
+        d_model=64,
+        vocab_size=300,
+        lm_head_bias=True,
+        position_encoding_type="learned",
+    )
+    model = VanillaTransformerForConditionalGeneration(tiny_config(**fields))
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, torch.nn.LayerNorm):
@@ -194,9 +201,15 @@ def test_initial_logits_have_unit_variance() -> None:
 # Saving and loading
 
 
-def saved_names(folder: Path) -> set[str]:
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return set(file.keys())
+def assert_tied(
+    model: VanillaTransformerForConditionalGeneration,
+    share: bool,
+    tie: bool,
+) -> None:
+    """As told, and no more."""
+    target = model.model.decoder.embed_tokens.weight
+    assert (model.get_input_embeddings().weight is target) == share
+    assert (model.lm_head.weight is target) == tie
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
@@ -204,12 +217,26 @@ def saved_names(folder: Path) -> set[str]:
     "fields",
     [
         {},
-        {"lm_head_bias": True, "final_layer_norm": True, "position_encoding_type": "learned"},
-        {"head_dim": 3, "value_head_dim": 11, "attention_bias": False, "position_encoding_type": "sinusoidal_split"},
+        {
+            "lm_head_bias": True,
+            "final_layer_norm": True,
+            "position_encoding_type": "learned",
+        },
+        {
+            "head_dim": 3,
+            "value_head_dim": 11,
+            "attention_bias": False,
+            "position_encoding_type": "sinusoidal_split",
+        },
     ],
 )
 @torch.no_grad()
-def test_save_and_load_keep_the_tied_weights(share: bool, tie: bool, fields: dict, tmp_path: Path) -> None:
+def test_save_and_load_keep_the_tied_weights(
+    share: bool,
+    tie: bool,
+    fields: dict,
+    tmp_path: Path,
+) -> None:
     model = tiny_model(**tying(share, tie, **fields))
     batch = translation_batch([7, 4], [5, 3], vocab_size=31)
     model.save_pretrained(tmp_path)
@@ -217,20 +244,17 @@ def test_save_and_load_keep_the_tied_weights(share: bool, tie: bool, fields: dic
     assert not any(info.values()), info
     assert loaded.eval()(**batch).logits.equal(model(**batch).logits)
 
-    names = saved_names(tmp_path)
-    matrices = {"model.encoder.embed_tokens.weight"}
-    matrices |= set() if share else {"model.decoder.embed_tokens.weight"}
-    matrices |= set() if tie else {"lm_head.weight"}
-    assert {name for name in names if "embed_tokens" in name or name == "lm_head.weight"} == matrices
+    assert_tied(loaded, share, tie)
+    saved = load_file(tmp_path / "model.safetensors")
+    matrices = {
+        "model.encoder.embed_tokens.weight": True,
+        "model.decoder.embed_tokens.weight": not share,
+        "lm_head.weight": not tie,
+    }
+    assert {name: name in saved for name in matrices} == matrices
     learned = fields.get("position_encoding_type") == "learned"
-    assert len([name for name in names if "position" in name]) == (2 if learned else 0)
-    # still tied, and nothing more is
-    source, target, output = loaded.model.encoder.embed_tokens, loaded.model.decoder.embed_tokens, loaded.lm_head
-    assert (source.weight is target.weight) == share
-    assert (target.weight is output.weight) == tie
-    parameters = sum(p.numel() for p in loaded.parameters())
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert sum(file.get_tensor(name).numel() for name in names) == parameters
+    assert sum("position" in name for name in saved) == (2 if learned else 0)
+    assert sum(weight.numel() for weight in saved.values()) == loaded.num_parameters()
 
 
 def test_encoder_model_does_not_modify_its_configuration() -> None:
@@ -243,26 +267,50 @@ def test_encoder_model_does_not_modify_its_configuration() -> None:
 # Resizing
 
 
-def check_resized(model: VanillaTransformerForConditionalGeneration, source: int, target: int, folder: Path) -> None:
+def check_resized(
+    model: VanillaTransformerForConditionalGeneration,
+    source: int,
+    target: int,
+    folder: Path,
+) -> None:
     """The sizes everywhere, a training step, and that the result can be saved and loaded."""
     config = model.config
-    assert (config.vocab_size, config.target_vocab_size) == (source, target)
+    assert config.vocab_size == source
+    assert config.target_vocab_size == target
     assert model.get_input_embeddings().weight.shape == (source, 32)
     assert model.model.decoder.embed_tokens.weight.shape == (target, 32)
     assert model.lm_head.weight.shape == (target, 32)
     assert model.lm_head.out_features == target
     if config.lm_head_bias:
         assert model.lm_head.bias.shape == (target,)
-    share, tie = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
-    assert (model.get_input_embeddings().weight is model.model.decoder.embed_tokens.weight) == share
-    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tie
-    batch = {"input_ids": torch.tensor([[source - 1, EOS]]), "labels": torch.tensor([[target - 1, EOS]])}
+    assert_tied(
+        model,
+        config.share_encoder_decoder_embeddings,
+        config.tie_word_embeddings,
+    )
+    batch = {
+        "input_ids": torch.tensor([[source - 1, EOS]]),
+        "labels": torch.tensor([[target - 1, EOS]]),
+    }
     for training in (True, False):
-        assert math.isfinite(gradients(model.train(training), **batch)[0])
+        loss, _ = gradients(model.train(training), **batch)
+        assert math.isfinite(loss)
+    logits = assert_loads_as_it_is(model, folder, batch)
+    assert logits.shape == (1, 2, target)
+
+
+def assert_loads_as_it_is(
+    model: Any,
+    folder: Path,
+    batch: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    """Save and load a model. Returns the first of its outputs, which loading must not change."""
     model.save_pretrained(folder)
-    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
-    assert loaded(**batch).logits.shape == (1, 2, target)
-    assert loaded(**batch).logits.equal(model(**batch).logits)
+    loaded = type(model).from_pretrained(folder).eval()
+    name = "logits" if "labels" in batch else 0
+    expected = model(**batch)[name]
+    assert loaded(**batch)[name].equal(expected)
+    return expected
 
 
 RESIZED = [("resize_token_embeddings", *mode) for mode in TYING_MODES]
@@ -272,15 +320,34 @@ RESIZED += [("resize_decoder_token_embeddings", False, tie) for tie in (True, Fa
 @pytest.mark.parametrize(("method", "share", "tie"), RESIZED)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [53, 25])
-def test_resize_token_embeddings(method: str, share: bool, tie: bool, bias: bool, size: int, tmp_path: Path) -> None:
+def test_resize_token_embeddings(
+    method: str,
+    share: bool,
+    tie: bool,
+    bias: bool,
+    size: int,
+    tmp_path: Path,
+) -> None:
     model = tiny_model(**tying(share, tie, lm_head_bias=bias))
     batch = translation_batch([7, 4], [5, 3], vocab_size=25)
     before = model(**batch).logits.detach()
     resized = getattr(model, method)(size)
-    source, target = (size, size if share else 31) if method == "resize_token_embeddings" else (40, size)
-    assert resized is (model.get_input_embeddings() if source == size else model.model.decoder.embed_tokens)
+    if method == "resize_token_embeddings":
+        assert resized is model.get_input_embeddings()
+        source = size
+        target = size if share else 31
+    else:
+        assert resized is model.model.decoder.embed_tokens
+        source = 40
+        target = size
     kept = min(target, before.shape[-1])
-    assert_near(model(**batch).logits[..., :kept], before[..., :kept], 1e-6, "logits of tokens that were there")
+    after = model(**batch).logits
+    assert_near(
+        after[..., :kept],
+        before[..., :kept],
+        1e-6,
+        "logits of tokens that were there",
+    )
     check_resized(model, source, target, tmp_path)
 
 
@@ -297,18 +364,17 @@ def test_resize_decoder_token_embeddings_refuses_a_shared_matrix() -> None:
 def test_resize_token_embeddings_without_an_output_layer(model_class, share, tmp_path):
     model = randomise(model_class(tiny_config(share_encoder_decoder_embeddings=share))).eval()
     model.resize_token_embeddings(53)
+    target = 53 if share else 40
     assert model.get_input_embeddings().weight.shape == (53, 32)
+    assert model.config.vocab_size == 53
+    assert model.config.target_vocab_size == target
     inputs = {"input_ids": torch.tensor([[52, EOS]])}
     if model_class is VanillaTransformerModel:
-        assert model.decoder.embed_tokens.weight.shape == (53 if share else 40, 32)
-        inputs["decoder_input_ids"] = torch.tensor([[52 if share else 39, EOS]])
-    assert (model.config.vocab_size, model.config.target_vocab_size) == (53, 53 if share else 40)
-    model.save_pretrained(tmp_path)
-    loaded = model_class.from_pretrained(tmp_path).eval()
-    assert loaded(**inputs)[0].equal(model(**inputs)[0])
+        assert model.decoder.embed_tokens.weight.shape == (target, 32)
+        inputs["decoder_input_ids"] = torch.tensor([[target - 1, EOS]])
+    assert_loads_as_it_is(model, tmp_path, inputs)
 
 
 def test_pad_token_id_may_be_none() -> None:
-    config = VanillaTransformerConfig(**{**tiny_config().to_dict(), "pad_token_id": None})
-    model = randomise(VanillaTransformerForConditionalGeneration(config)).eval()
-    assert torch.isfinite(model(input_ids=IDS, decoder_input_ids=IDS).logits).all()
+    model = tiny_model(pad_token_id=None)
+    assert model(input_ids=IDS, decoder_input_ids=IDS).logits.isfinite().all()
