@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -53,17 +54,26 @@ AUTO_CLASSES = {
 }
 
 
-@pytest.mark.parametrize("auto_class", AUTO_CLASSES)
-def test_auto_classes_build_and_load_the_registered_models(auto_class: type, tmp_path: Path) -> None:
+def batch_of(rows: list[list[int]], left: bool = False) -> dict[str, Tensor]:
+    ids = padded(rows, left=left)
+    return {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+
+
+SOURCE = batch_of(sentences([6, 3]))
+
+
+@pytest.mark.parametrize(("auto_class", "model_class"), AUTO_CLASSES.items())
+def test_auto_classes_build_and_load_the_registered_models(auto_class, model_class, tmp_path):
     model = randomise(auto_class.from_config(tiny_config())).eval()
-    assert type(model) is AUTO_CLASSES[auto_class]
+    assert type(model) is model_class
     model.save_pretrained(tmp_path)
     assert type(AutoConfig.from_pretrained(tmp_path)) is VanillaTransformerConfig
     loaded = auto_class.from_pretrained(tmp_path).eval()
-    assert type(loaded) is AUTO_CLASSES[auto_class]
+    assert type(loaded) is model_class
     expected = model.state_dict()
-    assert loaded.state_dict().keys() == expected.keys()
-    assert all(tensor.equal(expected[name]) for name, tensor in loaded.state_dict().items())
+    found = loaded.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in found.items())
 
 
 @pytest.mark.parametrize("saved", [AutoModelForSeq2SeqLM, AutoModelForTextEncoding])
@@ -72,19 +82,15 @@ def test_auto_model_embeds_the_source(saved: type, tmp_path: Path) -> None:
     model = randomise(saved.from_config(tiny_config())).eval()
     model.save_pretrained(tmp_path)
     embedder = AutoModel.from_pretrained(tmp_path).eval()
-    ids = padded(sentences([5, 3]))
-    mask = ids.ne(PAD).long()
-    outputs = embedder(ids, mask, output_hidden_states=True)
-    expected = model.get_encoder()(ids, mask) if saved is AutoModelForSeq2SeqLM else model(ids, mask)
-    assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state) and len(outputs.hidden_states) == 3
-    assert hasattr(embedder, "decoder") == (saved is AutoModelForSeq2SeqLM)
+    outputs = embedder(**SOURCE, output_hidden_states=True)
+    is_translator = saved is AutoModelForSeq2SeqLM
+    encoder = model.get_encoder() if is_translator else model
+    assert outputs.last_hidden_state.equal(encoder(**SOURCE).last_hidden_state)
+    assert len(outputs.hidden_states) == 3
+    assert hasattr(embedder, "decoder") == is_translator
 
 
 # From a translator to an encoder
-
-
-def expected_states(model: VanillaTransformerForConditionalGeneration, ids: Tensor) -> Tensor:
-    return model.model.encoder(ids).last_hidden_state
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -92,15 +98,17 @@ def expected_states(model: VanillaTransformerForConditionalGeneration, ids: Tens
 def test_encoder_loads_from_a_translation_checkpoint(share: bool, tmp_path: Path) -> None:
     translator = tiny_model(share_encoder_decoder_embeddings=share)
     translator.save_pretrained(tmp_path / "translator")
-    ids = padded(sentences([6, 3]))
-    encoder, info = AutoModelForTextEncoding.from_pretrained(tmp_path / "translator", output_loading_info=True)
+    expected = translator.get_encoder()(**SOURCE).last_hidden_state
+    encoder, info = AutoModelForTextEncoding.from_pretrained(
+        tmp_path / "translator",
+        output_loading_info=True,
+    )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    assert encoder.eval()(ids).last_hidden_state.equal(expected_states(translator, ids))
-    # and from its own checkpoint
     encoder.save_pretrained(tmp_path / "encoder")
-    again = AutoModelForTextEncoding.from_pretrained(tmp_path / "encoder").eval()
-    assert again(input_ids=ids).last_hidden_state.equal(expected_states(translator, ids))
+    again = AutoModelForTextEncoding.from_pretrained(tmp_path / "encoder")
+    for each in (encoder, again):
+        assert each.eval()(**SOURCE).last_hidden_state.equal(expected)
 
 
 @torch.no_grad()
@@ -108,81 +116,100 @@ def test_classifier_loads_from_a_translation_checkpoint(tmp_path: Path) -> None:
     translator = tiny_model()
     translator.save_pretrained(tmp_path / "translator")
     classifier, info = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "translator", num_labels=3, output_loading_info=True
+        tmp_path / "translator",
+        num_labels=3,
+        output_loading_info=True,
     )
     assert sorted(info["missing_keys"]) == ["classifier.bias", "classifier.weight"]
     assert not info["unexpected_keys"]
-    ids = padded(sentences([6, 3]))
-    mask = ids.ne(PAD).float()[..., None]
-    mean = (expected_states(translator, ids) * mask).sum(dim=1) / mask.sum(dim=1)
-    logits = classifier.eval()(ids).logits
-    assert_near(logits, mean @ classifier.classifier.weight.T + classifier.classifier.bias, 1e-6)
+    states = translator.get_encoder()(**SOURCE).last_hidden_state
+    mask = SOURCE["attention_mask"].float()[..., None]
+    mean = (states * mask).sum(dim=1) / mask.sum(dim=1)
+    logits = classifier.eval()(**SOURCE).logits
+    weight, bias = classifier.classifier.parameters()
+    assert_near(logits, mean @ weight.T + bias, 1e-6)
     # saved and loaded under its own name, nothing is missing
     classifier.save_pretrained(tmp_path / "classifier")
     loaded, info = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "classifier", output_loading_info=True
+        tmp_path / "classifier",
+        output_loading_info=True,
     )
     assert not info["missing_keys"]
     assert loaded.config.num_labels == 3
-    assert loaded.eval()(ids).logits.equal(logits)
+    assert loaded.eval()(**SOURCE).logits.equal(logits)
 
 
+def random_classifier(num_labels: int) -> VanillaTransformerForSequenceClassification:
+    config = tiny_config(num_labels=num_labels)
+    return randomise(VanillaTransformerForSequenceClassification(config)).eval()
+
+
+@pytest.mark.parametrize("left", [False, True])
 @torch.no_grad()
-def test_classifier_does_not_depend_on_the_rest_of_the_batch() -> None:
-    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
+def test_classifier_does_not_depend_on_the_rest_of_the_batch(left: bool) -> None:
+    classifier = random_classifier(3)
     rows = sentences([9, 2, 5])
-    for left in (False, True):
-        ids = padded(rows, left=left)
-        together = classifier(ids).logits
-        given = classifier(ids, attention_mask=ids.ne(PAD).long()).logits
-        assert given.equal(together)
-        for row, logits in zip(rows, together, strict=True):
-            assert_near(classifier(torch.tensor([row])).logits[0], logits)
+    batch = batch_of(rows, left)
+    together = classifier(**batch).logits
+    assert classifier(batch["input_ids"]).logits.equal(together)
+    for row, logits in zip(rows, together, strict=True):
+        assert_near(classifier(torch.tensor([row])).logits[0], logits)
 
 
 def test_classification_losses_match_their_definitions() -> None:
-    ids = padded(sentences([4, 7]))
-    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=3))).eval()
-    output = classifier(ids, labels=torch.tensor([2, 0]))
+    output = random_classifier(3)(**SOURCE, labels=torch.tensor([2, 0]))
     log_p = output.logits.log_softmax(dim=-1)
-    assert output.loss.item() == pytest.approx(-(log_p[0, 2] + log_p[1, 0]).item() / 2, rel=1e-5)
-    regression = randomise(VanillaTransformerForSequenceClassification(tiny_config(num_labels=1))).eval()
+    expected = -(log_p[0, 2] + log_p[1, 0]).item() / 2
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
     wanted = torch.tensor([0.5, -1.0])
-    output = regression(ids, labels=wanted)
-    assert output.loss.item() == pytest.approx(((output.logits[:, 0] - wanted) ** 2).mean().item(), rel=1e-5)
+    output = random_classifier(1)(**SOURCE, labels=wanted)
+    squares = (output.logits[:, 0] - wanted) ** 2
+    assert output.loss.item() == pytest.approx(squares.mean().item(), rel=1e-5)
 
 
 def marked_sentences(count: int, seed: int) -> list[dict[str, Any]]:
     """Sentences of 3 to 9 tokens. The class is whether a certain token is among them."""
-    rows, sign = [], FIRST_WORD + 1
+    sign = FIRST_WORD + 1
     lengths = torch.randint(3, 10, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = []
     for index, ids in enumerate(sentences(lengths, seed=seed)):
         ids = [token if token != sign else token + 1 for token in ids]
         if index % 2:
             ids[(index // 2) % (len(ids) - 1)] = sign
-        rows.append({"input_ids": ids + [PAD] * (10 - len(ids)), "labels": index % 2})
+        padding = [PAD] * (10 - len(ids))
+        rows.append({"input_ids": ids + padding, "labels": index % 2})
     return rows
+
+
+def accuracy(found: Any) -> dict[str, float]:
+    right = found.predictions.argmax(-1) == found.label_ids
+    return {"accuracy": float(right.mean())}
 
 
 def test_pretrained_encoder_learns_to_classify_with_the_trainer_of_transformers(tmp_path: Path) -> None:
     tiny_model(final_layer_norm=True, lm_head_bias=True).save_pretrained(tmp_path / "translator")
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "translator", num_labels=2)
-    settings = {**QUIET, "max_steps": 80, "per_device_train_batch_size": 16, "learning_rate": 3e-3, "seed": 3}
+    settings = {
+        **QUIET,
+        "max_steps": 80,
+        "per_device_train_batch_size": 16,
+        "learning_rate": 3e-3,
+        "seed": 3,
+    }
     trainer = Trainer(
         model=classifier,
         args=TrainingArguments(str(tmp_path / "out"), **settings),
         train_dataset=marked_sentences(400, seed=1),
         eval_dataset=marked_sentences(100, seed=2),
-        compute_metrics=lambda each: {"accuracy": float((each.predictions.argmax(-1) == each.label_ids).mean())},
+        compute_metrics=accuracy,
     )
-    before = trainer.evaluate()["eval_accuracy"]
+    assert trainer.evaluate()["eval_accuracy"] < 0.7
     trainer.train()
-    assert before < 0.7 and trainer.evaluate()["eval_accuracy"] >= 0.95
+    assert trainer.evaluate()["eval_accuracy"] >= 0.95
     trainer.save_model(str(tmp_path / "classifier"))
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier").eval()
-    ids = torch.tensor([row["input_ids"] for row in trainer.eval_dataset[:5]])
     with torch.no_grad():
-        assert again(ids).logits.equal(classifier.eval()(ids).logits)
+        assert again(**SOURCE).logits.equal(classifier.eval()(**SOURCE).logits)
 
 
 # From a translator to a decoder
@@ -212,46 +239,78 @@ def loaded_decoder(translator: VanillaTransformerForConditionalGeneration, folde
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @pytest.mark.parametrize("reads_source", [False, True])
-def test_decoder_alone_matches_marian(reads_source: bool, share: bool, tie: bool, tmp_path: Path) -> None:
+def test_decoder_alone_matches_marian(
+    reads_source: bool,
+    share: bool,
+    tie: bool,
+    tmp_path: Path,
+) -> None:
     """Logits, loss, gradients, and greedy, beam and sampled tokens, from the checkpoint of a translator."""
-    sizes = {"decoder_layers": 3, "decoder_attention_heads": 2}
-    translator = tiny_model(**tying(share, tie, position_encoding_type="sinusoidal_split", **sizes))
+    fields = tying(
+        share,
+        tie,
+        position_encoding_type="sinusoidal_split",
+        decoder_layers=3,
+        decoder_attention_heads=2,
+    )
+    translator = tiny_model(**fields)
     decoder = loaded_decoder(translator, tmp_path)
     peer = marian_decoder(translator)
     source: dict[str, Tensor] = {}
     if reads_source:
-        ids = padded(sentences([7, 4]))
-        mask = ids.ne(PAD).long()
         with torch.no_grad():
-            states = translator.get_encoder()(ids, mask).last_hidden_state
-        source = {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+            states = translator.get_encoder()(**SOURCE).last_hidden_state
+        source = {
+            "encoder_hidden_states": states,
+            "encoder_attention_mask": SOURCE["attention_mask"],
+        }
 
-    labels = TARGET.masked_fill(TARGET[0, 2] == TARGET, -100)
-    inputs = {"input_ids": TARGET, "labels": labels, **source}
+    inputs = {
+        "input_ids": TARGET,
+        "labels": TARGET.masked_fill(TARGET[0, 2] == TARGET, -100),
+        **source,
+    }
     assert_near(decoder(**inputs).logits, peer(**inputs).logits, what="logits")
     loss, ours = gradients(decoder, **inputs)
     expected_loss, theirs = gradients(peer, **inputs)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    theirs = {name.replace("encoder_attn", "cross_attn"): gradient for name, gradient in theirs.items()}
-    assert_same_gradients(ours, {name: gradient for name, gradient in theirs.items() if "positions" not in name})
+    renamed = {name.replace("encoder_attn", "cross_attn"): gradient for name, gradient in theirs.items()}
+    renamed.pop("model.decoder.embed_positions.weight", None)
+    assert_same_gradients(ours, renamed)
     assert any("cross_attn" in name for name in ours) == reads_source
 
-    modes: tuple[dict[str, Any], ...] = ({"num_beams": 1}, {"num_beams": 3}, {"num_beams": 1, "do_sample": True})
-    for mode in modes:
+    for mode in ({"num_beams": 1}, {"num_beams": 3}, {"num_beams": 1, "do_sample": True}):
         written = []
         for model in (decoder, peer):
             torch.manual_seed(0)
-            # Marian's cache of a decoder alone mixes the keys of source and target.
-            cached = model is decoder or not reads_source
-            found = model.generate(TARGET[:, :2], max_new_tokens=8, top_k=0, use_cache=cached, **source, **mode)
-            written.append(found)
-        assert written[0].tolist() == written[1].tolist(), mode
+            tokens = model.generate(
+                TARGET[:, :2],
+                max_new_tokens=8,
+                top_k=0,
+                # Marian's cache of a decoder alone mixes the keys of source and target.
+                use_cache=model is decoder or not reads_source,
+                **source,
+                **mode,
+            )
+            written.append(tokens.tolist())
+        assert written[0] == written[1], mode
 
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @torch.no_grad()
-def test_decoder_alone_is_saved_and_resized(share: bool, tie: bool, tmp_path: Path) -> None:
-    translator = tiny_model(**tying(share, tie, position_encoding_type="learned", lm_head_bias=True, decoder_layers=3))
+def test_decoder_alone_is_saved_and_resized(
+    share: bool,
+    tie: bool,
+    tmp_path: Path,
+) -> None:
+    fields = tying(
+        share,
+        tie,
+        position_encoding_type="learned",
+        lm_head_bias=True,
+        decoder_layers=3,
+    )
+    translator = tiny_model(**fields)
     decoder = loaded_decoder(translator, tmp_path / "translator")
     assert translator.config.is_encoder_decoder
     expected = decoder(TARGET).logits
@@ -260,7 +319,9 @@ def test_decoder_alone_is_saved_and_resized(share: bool, tie: bool, tmp_path: Pa
     again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "decoder", output_loading_info=True)
     assert not any(info.values()), info
     logits = again.eval()(TARGET).logits
-    assert logits.shape[-1] == again.get_input_embeddings().weight.shape[0] == again.config.vocab_size == 53
+    assert logits.shape[-1] == 53
+    assert again.get_input_embeddings().num_embeddings == 53
+    assert again.config.vocab_size == 53
     assert_near(logits[..., : expected.shape[-1]], expected, 1e-6)
     assert (again.lm_head.weight is again.model.decoder.embed_tokens.weight) == tie
 
@@ -269,15 +330,29 @@ def test_decoder_alone_is_saved_and_resized(share: bool, tie: bool, tmp_path: Pa
 def test_decoder_alone_does_not_depend_on_padding_or_cache() -> None:
     decoder = randomise(VanillaTransformerForCausalLM(tiny_config())).eval()
     rows = sentences([6, 3])
-    ids = padded(rows, left=True)
-    together = decoder(ids, ids.ne(PAD).long()).logits
+    ids, mask = batch_of(rows, left=True).values()
+    together = decoder(ids, mask).logits
     for row, logits in zip(rows, together, strict=True):
-        assert_near(logits[-len(row) :], decoder(torch.tensor([row])).logits[0])
-    first = decoder(ids[:, :4], ids[:, :4].ne(PAD).long(), use_cache=True)
-    rest = decoder(ids[:, 4:], ids.ne(PAD).long(), past_key_values=first.past_key_values, logits_to_keep=1)
+        alone = decoder(torch.tensor([row])).logits[0]
+        assert_near(logits[-len(row) :], alone)
+    first = decoder(ids[:, :4], mask[:, :4], use_cache=True)
+    rest = decoder(
+        ids[:, 4:],
+        mask,
+        past_key_values=first.past_key_values,
+        logits_to_keep=1,
+    )
     assert_near(rest.logits, together[:, -1:])
-    written = decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=True)
-    assert written.equal(decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=False))
+    with_cache, without = (
+        decoder.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=5,
+            use_cache=use_cache,
+        )
+        for use_cache in (True, False)
+    )
+    assert with_cache.equal(without)
 
 
 def test_loss_of_a_decoder_alone_is_the_mean_over_its_labels_in_the_trainer_of_transformers(tmp_path: Path) -> None:
@@ -288,14 +363,27 @@ def test_loss_of_a_decoder_alone_is_the_mean_over_its_labels_in_the_trainer_of_t
     losses = []
     for row in rows:
         logits = decoder(torch.tensor([row["input_ids"]])).logits[0]
-        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row["labels"]), reduction="none"))
-    expected = torch.cat(losses).mean().item()
-    settings = {**QUIET, **DESCENT, "learning_rate": 0.0, "gradient_accumulation_steps": 2, "max_steps": 1}
-    args = TrainingArguments(str(tmp_path), **settings, per_device_train_batch_size=2, per_device_eval_batch_size=4)
-    trainer = Trainer(model=decoder, args=args, train_dataset=rows, eval_dataset=rows, data_collator=collate)
+        losses += F.cross_entropy(logits, torch.tensor(row["labels"]), reduction="none").tolist()
+    expected = pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    settings = {
+        **QUIET,
+        **DESCENT,
+        "learning_rate": 0.0,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 4,
+    }
+    trainer = Trainer(
+        model=decoder,
+        args=TrainingArguments(str(tmp_path), **settings),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collate,
+    )
     trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.state.log_history[0]["loss"] == expected
+    assert trainer.evaluate()["eval_loss"] == expected
 
 
 def test_decoder_of_a_translator_refuses_to_go_without_a_source() -> None:
