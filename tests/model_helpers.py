@@ -1,8 +1,6 @@
 """Tiny models, batches and comparisons that the tests of the model share."""
 
 import copy
-import io
-import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +43,11 @@ def slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def first_of_each(rows: list[tuple], column: int, known: Iterable[Any] = ()) -> list[Any]:
+def first_of_each(
+    rows: list[tuple],
+    column: int,
+    known: Iterable[Any] = (),
+) -> list[Any]:
     """Rows of a table of parameters. Only the slow tests try one whose value in this column an earlier row has.
 
     `known` are values that fast tests try elsewhere.
@@ -53,7 +55,8 @@ def first_of_each(rows: list[tuple], column: int, known: Iterable[Any] = ()) -> 
     known = set(known)
     params = []
     for row in rows:
-        params.append(pytest.param(*row, marks=[pytest.mark.slow] if row[column] in known else []))
+        marks = [pytest.mark.slow] if row[column] in known else []
+        params.append(pytest.param(*row, marks=marks))
         known.add(row[column])
     return params
 
@@ -101,16 +104,24 @@ def tiny_config(**fields: Any) -> VanillaTransformerConfig:
         "decoder_ffn_dim": 48,
         "dropout": 0.0,
     }
-    return VanillaTransformerConfig(**{**small, **fields})
+    return VanillaTransformerConfig(**small | fields)
+
+
+_MADE: dict[Any, tuple[VanillaTransformerForConditionalGeneration, Tensor]] = {}
 
 
 def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditionalGeneration:
     """A translator in evaluation mode, whose weights are all different from each other and none is 0 or 1.
 
-    A small one is made once for each random state. Its copies take a tenth of the time, and leave the same state.
+    A small one is made once for each random state. Its copies take less time, and leave the same state.
     """
-    limit, dtype = generation.MAX_LENGTH_OVER_SOURCE, torch.get_default_dtype()
-    made_from = (seed, repr(fields), limit, dtype, torch.get_rng_state().numpy().tobytes())
+    made_from = (
+        seed,
+        repr(fields),
+        generation.MAX_LENGTH_OVER_SOURCE,
+        torch.get_default_dtype(),
+        torch.get_rng_state().numpy().tobytes(),
+    )
     if made_from not in _MADE:
         attention = fields.pop("attn_implementation", "sdpa")
         config = tiny_config(**fields)
@@ -120,52 +131,22 @@ def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditional
             return model
         if len(_MADE) == 300:  # a test that draws configurations
             _MADE.clear()
-        _MADE[made_from] = Pickled(model), torch.get_rng_state()
-    pickled, random_state = _MADE[made_from]
+        _MADE[made_from] = model, torch.get_rng_state()
+    model, random_state = _MADE[made_from]
     torch.set_rng_state(random_state)
-    return pickled.copy()
-
-
-class Pickled:
-    """A model whose `copy` takes a quarter of the time of `copy.deepcopy`."""
-
-    def __init__(self, model: nn.Module):
-        self._tensors: dict[int, Tensor] = {}
-        number_of = self._number
-
-        class Pickler(pickle.Pickler):  # since Python 3.13 the attributes of its parent are fixed
-            def persistent_id(self, each: object) -> int | None:
-                return number_of(each)
-
-        file = io.BytesIO()
-        Pickler(file).dump(model)
-        self._content = file.getvalue()
-
-    def _number(self, each: object) -> int | None:
-        if not isinstance(each, Tensor):
-            return None
-        self._tensors[id(each)] = each
-        return id(each)
-
-    def copy(self) -> Any:
-        tensors = self._tensors
-        copies: dict[int, Any] = {}
-
-        class Unpickler(pickle.Unpickler):
-            def persistent_load(self, number: int) -> Tensor:
-                return copy.deepcopy(tensors[number], copies)
-
-        return Unpickler(io.BytesIO(self._content)).load()
-
-
-_MADE: dict[Any, tuple[Pickled, Tensor]] = {}
+    return copy.deepcopy(model)
 
 
 def six_layers(vocab_size: int = 500) -> VanillaTransformerForConditionalGeneration:
     """The base model with narrow layers, because widths launch nothing on a GPU."""
-    widths = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     torch.manual_seed(0)
-    config = VanillaTransformerConfig.from_preset("base", vocab_size=vocab_size, **widths)
+    config = VanillaTransformerConfig.from_preset(
+        "base",
+        vocab_size=vocab_size,
+        d_model=64,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+    )
     return VanillaTransformerForConditionalGeneration(config)
 
 
@@ -175,8 +156,14 @@ def echo_model(tokenizer: Any, **fields: Any) -> VanillaTransformerForConditiona
     Incomplete UTF-8 would look the same in every translation.
     """
     torch.manual_seed(1)
-    fields = SMALL_SIZES | {"vocab_size": len(tokenizer), "tie_word_embeddings": False, "lm_head_bias": True} | fields
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    usual = {
+        **SMALL_SIZES,
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+    }
+    config = VanillaTransformerConfig(**usual | fields)
+    model = VanillaTransformerForConditionalGeneration(config)
     with torch.no_grad():
         model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
         model.lm_head.weight.normal_()
@@ -208,7 +195,12 @@ def save_model(
 DIRECTIONS = [("en", "de"), ("en", "fr"), ("de", "en")]
 
 
-def save_model_of_languages(folder: Path, on_source: bool = True, seed: int = 0, **fields: Any) -> Path:
+def save_model_of_languages(
+    folder: Path,
+    on_source: bool = True,
+    seed: int = 0,
+    **fields: Any,
+) -> Path:
     """Save a tiny translator of `DIRECTIONS` in evaluation mode, with a joint tokenizer and its language tokens."""
     tokenizer = train_tokenizer(["seven hundred and eight", "siebenhundertacht", "sept cent huit"] * 9, 300)
     add_language_tokens(tokenizer, DIRECTIONS, on_source)
@@ -219,13 +211,23 @@ def save_model_of_languages(folder: Path, on_source: bool = True, seed: int = 0,
 
 def tiny_marian(vocab_size: int) -> MarianMTModel:
     """transformers' own translator with one layer, for code that must also work with other models."""
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD, "forced_eos_token_id": None}
-    return MarianMTModel(MarianConfig(vocab_size=vocab_size, **sizes, **heads, **ids)).eval()
+    config = MarianConfig(
+        vocab_size=vocab_size,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+        **SMALL_SIZES,
+    )
+    return MarianMTModel(config).eval()
 
 
-def word_tokenizer(words: list[str], split: Any = None, ends: bool = False, **special: str) -> PreTrainedTokenizerFast:
+def word_tokenizer(
+    words: list[str],
+    split: Any = None,
+    ends: bool = False,
+    **special: str,
+) -> PreTrainedTokenizerFast:
     """A tokenizer with one token for each word, numbered in their order. `<unk>` must be one of them.
 
     `ends` adds `</s>` to each text.
@@ -235,13 +237,19 @@ def word_tokenizer(words: list[str], split: Any = None, ends: bool = False, **sp
     if ends:
         end = ("</s>", words.index("</s>"))
         backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[end])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        **special,
+    )
 
 
 def tying(share: bool, tie: bool, **fields: Any) -> dict[str, Any]:
     """A tying mode. Where nothing forbids it, the target vocabulary is smaller than the source's."""
-    own = {} if share else {"decoder_vocab_size": 31}
-    return {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie, **own, **fields}
+    mode: dict[str, Any] = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
+    if not share:
+        mode["decoder_vocab_size"] = 31
+    return mode | fields
 
 
 def randomise(model: Module, seed: int = 0) -> Module:
@@ -259,7 +267,11 @@ def randomise(model: Module, seed: int = 0) -> Module:
     return model
 
 
-def sentences(lengths: list[int], vocab_size: int = 40, seed: int = 0) -> list[list[int]]:
+def sentences(
+    lengths: list[int],
+    vocab_size: int = 40,
+    seed: int = 0,
+) -> list[list[int]]:
     """Random tokens. Each sentence ends with EOS, counted by its length."""
     generator = torch.Generator().manual_seed(seed)
     tokens = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
@@ -269,8 +281,11 @@ def sentences(lengths: list[int], vocab_size: int = 40, seed: int = 0) -> list[l
 def padded(rows: list[list[int]], value: int = PAD, left: bool = False) -> Tensor:
     """One tensor (B, S) of rows of different length."""
     longest = max(map(len, rows))
-    fill = [[value] * (longest - len(row)) for row in rows]
-    return torch.tensor([f + row if left else row + f for f, row in zip(fill, rows, strict=True)])
+    filled = []
+    for row in rows:
+        fill = [value] * (longest - len(row))
+        filled.append(fill + row if left else row + fill)
+    return torch.tensor(filled)
 
 
 def translation_batch(
@@ -279,7 +294,11 @@ def translation_batch(
     """A batch of a data collator: `input_ids`, `attention_mask` and `labels`, padded on the right."""
     source = padded(sentences(source_lengths, vocab_size, seed))
     labels = padded(sentences(target_lengths, vocab_size, seed + 1000), value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+    return {
+        "input_ids": source,
+        "attention_mask": source.ne(PAD).long(),
+        "labels": labels,
+    }
 
 
 def gradients(model: nn.Module, **inputs: Any) -> tuple[float, dict[str, Tensor]]:
@@ -290,7 +309,12 @@ def gradients(model: nn.Module, **inputs: Any) -> tuple[float, dict[str, Tensor]
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5, what: str = "") -> None:
+def assert_near(
+    actual: Tensor,
+    expected: Tensor,
+    tolerance: float = 1e-5,
+    what: str = "",
+) -> None:
     """The largest error is at most `tolerance`, times the largest number where that is above 1."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), f"{what}: not finite"
@@ -298,7 +322,11 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5, what:
     assert error <= tolerance * max(1.0, expected.abs().max().item()), f"{what}: off by {error:.2e}"
 
 
-def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+def assert_same_gradients(
+    actual: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    tolerance: float = 1e-5,
+) -> None:
     """`assert_near` for every parameter, and the same parameters."""
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():

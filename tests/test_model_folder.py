@@ -27,6 +27,7 @@ from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
 from tests.model_helpers import error_of, save_model, with_paths
 
 Damage = Callable[[Path], object]
+Damaged = Callable[..., Path]
 
 CONFIG = "config.json"
 SEARCH = "generation_config.json"
@@ -209,24 +210,23 @@ DAMAGES_IN_DEPTH: dict[str, tuple[Damage, str]] = {
 }
 
 
-def copy_of(good: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(good, tmp_path / "model")
+@pytest.fixture
+def damaged(good: Path, tmp_path: Path) -> Damaged:
+    """Copies the good folder with some damage."""
 
+    def damaged(*damages: Damage, name: str = "model") -> Path:
+        folder = shutil.copytree(good, tmp_path / name)
+        for damage in damages:
+            damage(folder)
+        return folder
 
-def damaged(good: Path, tmp_path: Path, damage: Damage) -> Path:
-    folder = copy_of(good, tmp_path)
-    damage(folder)
-    return folder
+    return damaged
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_gate_refuses_damage_in_one_line(
-    good: Path,
-    name: str,
-    tmp_path: Path,
-) -> None:
+def test_gate_refuses_damage_in_one_line(name: str, damaged: Damaged) -> None:
     damage, expected = FILES[name]
-    folder = damaged(good, tmp_path, damage)
+    folder = damaged(damage)
     line = error_of(check_model_files, folder)
     assert re.match(f"{folder}/.*{expected}", line)
     assert len(line) < 400
@@ -247,8 +247,8 @@ def assert_names_field(
 
 
 @pytest.mark.parametrize(("file", "name", "value", "needed"), FIELDS)
-def test_gate_names_a_wrong_field(good, file, name, value, needed, tmp_path):
-    assert_names_field(copy_of(good, tmp_path), file, name, value, needed)
+def test_gate_names_a_wrong_field(file, name, value, needed, damaged):
+    assert_names_field(damaged(), file, name, value, needed)
 
 
 def test_gate_takes_whole_folders(good: Path, tmp_path: Path) -> None:
@@ -362,10 +362,10 @@ def test_ids_are_below_the_size_of_the_vocabulary(
         ("cache_implementation", 3, "text"),
     ],
 )
-def test_setting_of_a_search_of_a_wrong_type_is_named(good, names, wrong, needed, tmp_path):
+def test_setting_of_a_search_of_a_wrong_type_is_named(names, wrong, needed, damaged):
     for name in names.split():
         for file in (SEARCH, CONFIG):
-            folder = copy_of(good, tmp_path / name / file)
+            folder = damaged(name=f"{name} of {file}")
             assert_names_field(folder, file, name, wrong, needed)
 
 
@@ -379,12 +379,11 @@ def test_setting_of_a_search_of_a_wrong_type_is_named(good, names, wrong, needed
     ],
 )
 def test_gate_takes_right_settings_of_a_search(
-    good: Path,
     right: dict[str, Any],
-    tmp_path: Path,
+    damaged: Damaged,
 ) -> None:
-    check_model_files(damaged(good, tmp_path, fields(SEARCH, **right)))
-    check_model_files(damaged(good, tmp_path / "old", fields(CONFIG, **right)))
+    check_model_files(damaged(fields(SEARCH, **right)))
+    check_model_files(damaged(fields(CONFIG, **right), name="old"))
 
 
 TOKEN = {"content": "x"}
@@ -435,13 +434,9 @@ OF_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("file", OF_TOKENIZERS)
-def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(
-    good: Path,
-    file: str,
-    tmp_path: Path,
-) -> None:
+def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(file: str, damaged: Damaged) -> None:
     for name, (needed, right) in OF_TOKENIZERS[file].items():
-        folder = copy_of(good, tmp_path / name)
+        folder = damaged(name=name)
         if not (folder / file).exists():
             (folder / file).write_text("{}")
         for value in KINDS:
@@ -467,9 +462,10 @@ def test_harmless_field_changes_no_token(
     good: Path,
     name: str,
     value: Any,
+    damaged: Damaged,
     tmp_path: Path,
 ) -> None:
-    folder = damaged(good, tmp_path, fields(TOKENIZER, **{name: value}))
+    folder = damaged(fields(TOKENIZER, **{name: value}))
     tokenizer, *_ = load_tokenizers(folder)
     saved = tmp_path / "saved"
     save_tokenizers(saved, tokenizer)
@@ -514,13 +510,9 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_part_of_a_tokenizer_of_a_wrong_type_is_named(
-    good: Path,
-    name: str,
-    tmp_path: Path,
-) -> None:
+def test_part_of_a_tokenizer_of_a_wrong_type_is_named(name: str, damaged: Damaged) -> None:
     needed = PARTS[name]
-    folder = copy_of(good, tmp_path)
+    folder = damaged()
     for value in WRONG_PARTS[needed]:
         fields("tokenizer.json", **{name: value})(folder)
         with pytest.raises(Exception, match="did not match|expected|missing"):  # the library refuses it, too
@@ -530,12 +522,8 @@ def test_part_of_a_tokenizer_of_a_wrong_type_is_named(
         assert line.endswith(f": {needed} is needed")
 
 
-def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(good: Path, tmp_path: Path) -> None:
-    folder = damaged(
-        good,
-        tmp_path,
-        fields(TOKENIZER, tokenizer_class="BertTokenizer"),
-    )
+def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(damaged: Damaged) -> None:
+    folder = damaged(fields(TOKENIZER, tokenizer_class="BertTokenizer"))
     line = error_of(load_tokenizers, folder)
     assert line.startswith(f"{folder}: its tokenizer, a BertTokenizer, adds token ")
     assert line.endswith("name the right tokenizer_class in tokenizer_config.json")
@@ -551,9 +539,9 @@ def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(good: Path,
     ],
     ids=["weights", "search", "sizes"],
 )
-def test_loaders_pass_the_gate(good, load, damage, expected, tmp_path):
+def test_loaders_pass_the_gate(load, damage, expected, damaged):
     with pytest.raises(ValueError, match=expected):
-        load(damaged(good, tmp_path, damage))
+        load(damaged(damage))
 
 
 COMMANDS = {
@@ -568,7 +556,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_refuse_every_damage_in_one_line(good, name, tmp_path, command, bounded_memory, monkeypatch):
+def test_commands_refuse_every_damage_in_one_line(name, tmp_path, damaged, command, bounded_memory, monkeypatch):
     monkeypatch.setattr("uvicorn.Server.run", lambda *_: None)  # a server that starts would never end
     for text in ("text", "text.de"):
         (tmp_path / text).write_text("one\n")
@@ -578,7 +566,7 @@ def test_commands_refuse_every_damage_in_one_line(good, name, tmp_path, command,
     for number, (kind, damage) in enumerate(damages.items()):
         arguments = with_paths(
             COMMANDS[name].split(),
-            FOLDER=damaged(good, tmp_path / str(number), damage),
+            FOLDER=damaged(damage, name=str(number)),
             TEXT=tmp_path / "text",
             NEW=new,
         )
@@ -618,19 +606,15 @@ def bounded_memory() -> Iterator[None]:
     ],
     ids=str,
 )
-def test_search_that_fails_is_one_line(good, settings, tmp_path):
-    translator = Translator.from_pretrained(damaged(good, tmp_path, fields(SEARCH, **settings)), "cpu")
+def test_search_that_fails_is_one_line(settings, damaged):
+    translator = Translator.from_pretrained(damaged(fields(SEARCH, **settings)), "cpu")
     assert "generate refuses these settings" in error_of(list, translator.translate(["one two"]))
 
 
 @pytest.mark.parametrize("name", DAMAGES_IN_DEPTH)
-def test_damage_that_libraries_see_names_its_reason(
-    good: Path,
-    name: str,
-    tmp_path: Path,
-) -> None:
+def test_damage_that_libraries_see_names_its_reason(name: str, damaged: Damaged) -> None:
     damage, expected = DAMAGES_IN_DEPTH[name]
-    folder = damaged(good, tmp_path, damage)
+    folder = damaged(damage)
     assert expected in error_of(Translator.from_pretrained, folder, "cpu")
 
 
@@ -652,15 +636,14 @@ def with_backend(folder: Path, part: str, step: Any) -> Path:
 
 @pytest.mark.parametrize(("part", "library"), [("normalizer", normalizers), ("decoder", decoders)])
 def test_tokenizer_that_multiplies_a_text_is_refused(
-    good: Path,
     part: str,
     library: Any,
-    tmp_path: Path,
+    damaged: Damaged,
 ) -> None:
     def tokenizer_of(replacements: int) -> Path:
         steps = library.Sequence([library.Replace("o", "oo")] * replacements)
         return with_backend(
-            copy_of(good, tmp_path / str(replacements)),
+            damaged(name=str(replacements)),
             part,
             steps,
         )
@@ -670,8 +653,8 @@ def test_tokenizer_that_multiplies_a_text_is_refused(
     assert f"its {part} makes texts 1,099,511,627,776 times as long" in line
 
 
-def test_panic_of_a_tokenizer_is_a_user_error(good: Path, tmp_path: Path) -> None:
+def test_panic_of_a_tokenizer_is_a_user_error(damaged: Damaged) -> None:
     endless = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
-    folder = with_backend(copy_of(good, tmp_path), "pre_tokenizer", endless)
+    folder = with_backend(damaged(), "pre_tokenizer", endless)
     translator = Translator.from_pretrained(folder, "cpu")
     assert "gave up on this text" in error_of(translator.encode, "a" * 60 + "!")
