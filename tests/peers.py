@@ -46,7 +46,11 @@ class Peer(nn.Module):
     # Parts of our names, and the peer's names for them.
     names: dict[str, str] = {}
 
-    def __init__(self, network: nn.Module, ours: VanillaTransformerForConditionalGeneration):
+    def __init__(
+        self,
+        network: nn.Module,
+        ours: VanillaTransformerForConditionalGeneration,
+    ):
         super().__init__()
         self.network = network
         self.config = ours.config
@@ -94,7 +98,11 @@ class TorchPeer(Peer):
         network.target = network.source
         if not config.share_encoder_decoder_embeddings:
             network.target = nn.Embedding(config.target_vocab_size, config.d_model)
-        network.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        network.lm_head = nn.Linear(
+            config.d_model,
+            config.target_vocab_size,
+            bias=config.lm_head_bias,
+        )
         if config.tie_word_embeddings:
             network.lm_head.weight = network.target.weight
         super().__init__(network, ours)
@@ -110,21 +118,44 @@ class TorchPeer(Peer):
             return f"{fused[1]}.in_proj_{fused[3]}", slice(third * width, (third + 1) * width)
         return theirs, part
 
-    def embed(self, embedding: nn.Embedding, ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embed(
+        self,
+        embedding: nn.Embedding,
+        ids: Tensor,
+        position_ids: Tensor,
+    ) -> Tensor:
         scale = math.sqrt(self.config.d_model) if self.config.scale_embedding else 1.0
         positions = torch.from_numpy(paper_positions(ids.shape[1], self.config))
         return embedding(ids) * scale + positions.to(embedding.weight.dtype)[position_ids]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         network, config = self.network, self.config
-        written = shift_right(labels, config.decoder_start_token_id, config.pad_token_id)
+        written = shift_right(
+            labels,
+            config.decoder_start_token_id,
+            config.pad_token_id,
+        )
         length = written.shape[1]
         padding = attention_mask.eq(0)
-        source = self.embed(network.source, input_ids, (attention_mask.cumsum(1) - 1).clamp(min=0))
+        source = self.embed(
+            network.source,
+            input_ids,
+            (attention_mask.cumsum(1) - 1).clamp(min=0),
+        )
         target = self.embed(network.target, written, torch.arange(length))
         causal = torch.ones(length, length, dtype=torch.bool).triu(1)
         memory = network.transformer.encoder(source, src_key_padding_mask=padding)
-        states = network.transformer.decoder(target, memory, tgt_mask=causal, memory_key_padding_mask=padding)
+        states = network.transformer.decoder(
+            target,
+            memory,
+            tgt_mask=causal,
+            memory_key_padding_mask=padding,
+        )
         logits = network.lm_head(states)
         return memory, logits, F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -139,13 +170,34 @@ def torch_transformer(config: VanillaTransformerConfig) -> nn.Transformer:
         "batch_first": True,
     }
     width, heads = config.d_model, (config.encoder_attention_heads, config.decoder_attention_heads)
-    encoder_layer = nn.TransformerEncoderLayer(width, heads[0], config.encoder_ffn_dim, **common)
-    decoder_layer = nn.TransformerDecoderLayer(width, heads[1], config.decoder_ffn_dim, **common)
+    encoder_layer = nn.TransformerEncoderLayer(
+        width,
+        heads[0],
+        config.encoder_ffn_dim,
+        **common,
+    )
+    decoder_layer = nn.TransformerDecoderLayer(
+        width,
+        heads[1],
+        config.decoder_ffn_dim,
+        **common,
+    )
     norms = [nn.LayerNorm(width, config.layer_norm_eps) if config.final_layer_norm else None for _ in heads]
     # nested tensors are for evaluation alone
-    encoder = nn.TransformerEncoder(encoder_layer, config.encoder_layers, norms[0], enable_nested_tensor=False)
+    encoder = nn.TransformerEncoder(
+        encoder_layer,
+        config.encoder_layers,
+        norms[0],
+        enable_nested_tensor=False,
+    )
     decoder = nn.TransformerDecoder(decoder_layer, config.decoder_layers, norms[1])
-    return nn.Transformer(width, heads[0], custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
+    return nn.Transformer(
+        width,
+        heads[0],
+        custom_encoder=encoder,
+        custom_decoder=decoder,
+        batch_first=True,
+    )
 
 
 class MarianPeer(Peer):
@@ -204,9 +256,17 @@ class FSMTPeer(Peer):
     def location(self, name: str) -> Location:
         return super().location(name.replace("lm_head", "model.decoder.output_projection"))
 
-    def forward(self, labels: Tensor, **batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        labels: Tensor,
+        **batch: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # Left to itself it would start with each sentence's last token, and write pads into the labels.
-        tokens = shift_right(labels, self.config.decoder_start_token_id, self.config.pad_token_id)
+        tokens = shift_right(
+            labels,
+            self.config.decoder_start_token_id,
+            self.config.pad_token_id,
+        )
         output = self.network(**batch, labels=labels, decoder_input_ids=tokens)
         return output.encoder_last_hidden_state, output.logits, output.loss
 
@@ -221,14 +281,22 @@ class M2M100Peer(Peer):
 
     def __init__(self, ours: VanillaTransformerForConditionalGeneration):
         always = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # or training would skip layers
-        config = M2M100Config(**common_fields(ours.config), **always, vocab_size=ours.config.vocab_size)
+        config = M2M100Config(
+            **common_fields(ours.config),
+            **always,
+            vocab_size=ours.config.vocab_size,
+        )
         config._attn_implementation = ours.config._attn_implementation
         super().__init__(M2M100ForConditionalGeneration(config), ours)
 
     def location(self, name: str) -> Location:
         return super().location(name.replace("model.encoder.embed_tokens", "model.shared"))
 
-    def forward(self, labels: Tensor, **batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        labels: Tensor,
+        **batch: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         output = self.network(**batch, labels=labels)
         return output.encoder_last_hidden_state, output.logits, output.loss
 
@@ -246,7 +314,11 @@ def common_fields(config: VanillaTransformerConfig) -> dict[str, Any]:
 # Random shapes and batches
 
 
-def random_fields(seed: int, tying: Sequence[tuple[bool, bool]] = TYING_MODES, **choices: list) -> dict[str, Any]:
+def random_fields(
+    seed: int,
+    tying: Sequence[tuple[bool, bool]] = TYING_MODES,
+    **choices: list,
+) -> dict[str, Any]:
     """A random configuration, of odd sizes as often as of even ones.
 
     Args:
@@ -278,11 +350,19 @@ def random_fields(seed: int, tying: Sequence[tuple[bool, bool]] = TYING_MODES, *
     return fields | {name: dice.choice(values) for name, values in choices.items()}
 
 
-def random_batch(config: VanillaTransformerConfig, seed: int, left: bool = False) -> Batch:
+def random_batch(
+    config: VanillaTransformerConfig,
+    seed: int,
+    left: bool = False,
+) -> Batch:
     """A few sentences of random lengths. The shortest source is its end alone. Sources are padded left if asked to."""
     dice = random.Random(seed)
     lengths = [dice.randint(2, 9) for _ in range(dice.randint(1, 4))]
-    source = padded(sentences([1, *lengths], config.vocab_size, seed), config.pad_token_id, left)
+    source = padded(
+        sentences([1, *lengths], config.vocab_size, seed),
+        config.pad_token_id,
+        left,
+    )
     lengths = [dice.randint(1, 9) for _ in range(len(source))]
     labels = padded(sentences(lengths, config.target_vocab_size, seed + 1000), value=-100)
     return {"input_ids": source, "attention_mask": source.ne(config.pad_token_id).long(), "labels": labels}
@@ -307,7 +387,12 @@ def our_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch) 
     loss, derivatives = gradients(ours, **batch)
     n = written.sum()
     total = {name: derivative * n for name, derivative in derivatives.items()}
-    return Numbers(output.encoder_last_hidden_state[tokens], output.logits[written], loss * n, total)
+    return Numbers(
+        output.encoder_last_hidden_state[tokens],
+        output.logits[written],
+        loss * n,
+        total,
+    )
 
 
 def peer_numbers(peer: Peer, batch: Batch) -> Numbers:
@@ -315,7 +400,12 @@ def peer_numbers(peer: Peer, batch: Batch) -> Numbers:
     memory, logits, loss = peer(**batch)
     n = written.sum()
     (loss * n).backward()
-    return Numbers(memory[tokens].detach(), logits[written].detach(), loss.detach() * n, peer.gradients())
+    return Numbers(
+        memory[tokens].detach(),
+        logits[written].detach(),
+        loss.detach() * n,
+        peer.gradients(),
+    )
 
 
 def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch) -> Numbers:
@@ -324,7 +414,11 @@ def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch
     pairs = zip(batch["input_ids"], tokens, batch["labels"], written, strict=True)
     outputs = [paper_translation(ours, s[real].tolist(), t[said].tolist()) for s, real, t, said in pairs]
     memory, logits = (torch.cat([torch.from_numpy(output[i]) for output in outputs]) for i in range(2))
-    return Numbers(memory, logits, torch.tensor(sum(output.loss for output in outputs)))
+    return Numbers(
+        memory,
+        logits,
+        torch.tensor(sum(output.loss for output in outputs)),
+    )
 
 
 def differences(actual: Numbers, expected: Numbers) -> dict[str, float]:

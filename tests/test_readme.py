@@ -80,7 +80,11 @@ ALL_COMMANDS = [
 
 
 def section(text: str, title: str) -> str:
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
     assert found is not None, title
     return found[1]
 
@@ -178,7 +182,11 @@ def test_first_screen_serves(tmp_path):
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     assert FIRST_COMMANDS[1] == ["serve", "--model", "en_de"]
     with running_server(Path(model_folder("en_de")), tmp_path) as server:
-        (form, answer), *_ = re.findall(r"^\$ curl (-d .*) http.*\n(.*)$", DOCUMENTS["scripts/docs/serving.md"], re.M)
+        (form, answer), *_ = re.findall(
+            r"^\$ curl (-d .*) http.*\n(.*)$",
+            DOCUMENTS["scripts/docs/serving.md"],
+            re.M,
+        )
         data = "&".join(shlex.split(form.replace("-d ", "")))
         request = urllib.request.Request(f"{server.url}/translate", data.replace(" ", "+").encode())
         assert urllib.request.urlopen(request).read().decode() == answer
