@@ -7,36 +7,36 @@ there for the honest one.
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 PACKAGE = "hf_vanilla_transformer"
 SUFFIX = "_vanilla_transformer"
 THIRD_PARTY = {"torch", "transformers", "safetensors", "tokenizers"}
 INTERNALS = {"_dynamo", "_inductor", "_C", "_functorch", "_export"}
+INTERNAL = re.compile(r"\btorch\._|\btorch\.ops\b|\b_dynamo\b|\b_inductor\b")
 CODE_OBJECTS = {"__code__", "__globals__", "__closure__", "FunctionType", "CodeType", "exec", "eval"}
 CACHES = {"cache", "lru_cache"}
 # Calls whose results do not change, so that a module may keep them.
-IMMUTABLE_CALLS = {
-    "TypeVar",
-    "NewType",
-    "frozenset",
-    "tuple",
-    "float",
-    "int",
-    "OutputRecorder",
-    "get_logger",
-    "getLogger",
-}
+IMMUTABLE_CALLS = _words("TypeVar NewType frozenset tuple float int OutputRecorder get_logger getLogger")
 # Calls whose results do, also in the body of a class.
-MUTABLE_CALLS = {
-    *("dict", "list", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque", "count", "cycle", "local"),
-    *("WeakKeyDictionary", "WeakValueDictionary", "WeakSet", "Lock", "RLock", "Semaphore", "Condition", "ContextVar"),
-}
+MUTABLE_CALLS = _words(
+    """
+    dict list set bytearray defaultdict OrderedDict Counter deque count cycle local WeakKeyDictionary
+    WeakValueDictionary WeakSet Lock RLock Semaphore Condition ContextVar
+    """
+)
 MUTABLE_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-MUTATORS = {
-    *("append", "extend", "insert", "pop", "popitem", "clear", "update", "setdefault", "add", "discard", "remove"),
-    *("sort", "reverse", "appendleft", "__setitem__", "__delitem__"),
-}
+MUTATORS = _words(
+    """
+    append extend insert pop popitem clear update setdefault add discard remove sort reverse appendleft __setitem__
+    __delitem__
+    """
+)
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*|__all__")
 
 # State that the bundle keeps, because it belongs to the process.
@@ -81,9 +81,14 @@ def _imported(tree: ast.Module) -> dict[str, tuple[ast.AST, str]]:
             for alias in node.names:
                 bound[alias.asname or alias.name.split(".")[0]] = node, alias.name
         elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            bound.update({alias.asname or alias.name: (node, f"{module}.{alias.name}") for alias in node.names})
+            module = _module(node)
+            for alias in node.names:
+                bound[alias.asname or alias.name] = node, f"{module}.{alias.name}"
     return bound
+
+
+def _module(node: ast.ImportFrom) -> str:
+    return "." * node.level + (node.module or "")
 
 
 def _imports(tree: ast.Module) -> Found:
@@ -91,20 +96,16 @@ def _imports(tree: ast.Module) -> Found:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            modules = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [_module(node)]
         else:
             modules = []
-            if isinstance(node, ast.ImportFrom) and not (
-                node.level == 1 and (node.module or "").endswith(SUFFIX) and "." not in (node.module or "")
-            ):
-                yield (
-                    node,
-                    f"relative import of {'.' * node.level}{node.module or ''}, which is no sibling in the bundle",
-                )
         for module in modules:
             root = module.split(".")[0]
-            if root == "__future__":
+            if module.startswith("."):
+                if not re.fullmatch(rf"\.\w+{SUFFIX}", module):
+                    yield node, f"relative import of {module}, which is no sibling in the bundle"
+            elif root == "__future__":
                 yield node, "from __future__: it switches off the type checks of @strict"
             elif root == PACKAGE:
                 yield node, f"absolute import of the package itself: {module}"
@@ -117,63 +118,82 @@ def _imports(tree: ast.Module) -> Found:
 
 def _private_names(tree: ast.Module) -> Found:
     """Private names and operators of torch, transformers and the other libraries."""
-    libraries = {name: what for name, (_, what) in _imported(tree).items() if what.split(".")[0] in THIRD_PARTY}
-    for _, (node, what) in _imported(tree).items():
+    libraries = {}
+    for name, (node, what) in _imported(tree).items():
         root, *parts = what.split(".")
-        if root in THIRD_PARTY:
-            if private := [part for part in parts if _is_private(part)]:
-                yield node, f"private name of {root}: {what} ({private[0]})"
-            if what.startswith("torch.ops"):
-                yield node, f"private operators: {what}"
+        if root not in THIRD_PARTY:
+            continue
+        libraries[name] = what
+        if private := list(filter(_is_private, parts)):
+            yield node, f"private name of {root}: {what} ({private[0]})"
+        if what.startswith("torch.ops"):
+            yield node, f"private operators: {what}"
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            root, attributes = _chain(node)
-            library = libraries.get(root or "")
-            if library and _is_private(node.attr):
-                yield node, f"private name of {library.split('.')[0]}: {'.'.join([library, *attributes])}"
-            elif library and f"{library}.{attributes[0]}".startswith("torch.ops") and len(attributes) == 1:
-                yield node, "private operators: torch.ops"
-            elif node.attr in INTERNALS:
-                yield node, f"internals: {node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if re.search(r"\btorch\._|\btorch\.ops\b|\b_dynamo\b|\b_inductor\b", node.value):
-                yield node, f"internals in a string: {node.value[:60]!r}"
-        elif isinstance(node, ast.Call) and _called(node) == "getattr" and len(node.args) > 1:
-            root, _ = _chain(node.args[0])
-            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
-            if root in libraries and _is_private(str(name)):
-                yield node, f"private name of {libraries[root].split('.')[0]}: getattr(…, {name!r})"
+        if accessed := _accessed(node):
+            owner, name = accessed
+            base, attributes = _chain(owner)
+            what = ".".join([libraries.get(base or "", ""), *attributes, name])
+            library = what.split(".")[0]
+            if library and _is_private(name):
+                yield node, f"private name of {library}: {what}"
+            elif what == "torch.ops":
+                yield node, f"private operators: {what}"
+            elif name in INTERNALS:
+                yield node, f"internals: {name}"
+        elif isinstance(node, ast.Constant) and id(node) not in docstrings and INTERNAL.search(str(node.value)):
+            yield node, f"internals in a string: {node.value[:60]!r}"
+
+
+def _accessed(node: ast.AST) -> tuple[ast.AST, str] | None:
+    """The owner and the name of an attribute, as in `a.b` and `getattr(a, "b")`."""
+    if isinstance(node, ast.Attribute):
+        return node.value, node.attr
+    if isinstance(node, ast.Call) and _called(node) in ("getattr", "setattr", "hasattr") and len(node.args) > 1:
+        owner, name, *_ = node.args
+        if isinstance(name, ast.Constant):
+            return owner, str(name.value)
+    return None
 
 
 def _private_attributes(tree: ast.Module) -> Found:
     """Private attributes that the file does not define itself, of any object."""
     imported = _imported(tree)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for definition in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-        for statement in definition.body:
-            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-            own |= {target.id for target in targets if isinstance(target, ast.Name)}
+    own = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            name = node.attr
-            if _chain(node)[0] in imported:
-                continue  # `_private_names` judges it
-        elif isinstance(node, ast.Call) and _called(node) in ("getattr", "setattr", "hasattr") and len(node.args) > 1:
-            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
-        else:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            own |= {target.id for target in _targets(node.body) if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        accessed = _accessed(node)
+        if accessed is None:
             continue
+        owner, name = accessed
+        if isinstance(node, ast.Attribute) and _chain(owner)[0] in imported:
+            continue  # `_private_names` judges it
         if name in CODE_OBJECTS and isinstance(node, ast.Call):
             yield node, f"code object: {name}"
-        elif _is_private(str(name)) and name not in own and name not in PERMITTED_PRIVATE:
+        elif _is_private(name) and name not in own and name not in PERMITTED_PRIVATE:
             yield node, f"private attribute: {name}"
+
+
+def _targets(statements: Iterable[ast.stmt]) -> list[ast.expr]:
+    """What these statements assign to."""
+    targets: list[ast.expr] = []
+    for statement in statements:
+        if isinstance(statement, ast.Assign):
+            targets += statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets.append(statement.target)
+    return targets
 
 
 def _code_objects(tree: ast.Module) -> Found:
     for node in ast.walk(tree):
         names = []
-        if isinstance(node, ast.Attribute):
-            names = [node.attr] if node.attr not in ("exec", "eval") else []  # `model.eval()` is another thing
+        if isinstance(node, ast.Attribute) and node.attr not in ("exec", "eval"):  # `model.eval()` is another thing
+            names = [node.attr]
         elif isinstance(node, ast.Name):
             names = [node.id]
         elif isinstance(node, ast.ImportFrom):
@@ -214,8 +234,8 @@ def _kept(statement: ast.stmt, in_class: bool) -> Found:
     """The value that an assignment at the level of a module or class keeps, if it can change."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
         return
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    names = [target.id if isinstance(target, ast.Name) else ast.unparse(target) for target in targets]
+    targets = _targets([statement])
+    names = list(map(ast.unparse, targets))
     if names[0] in PERMITTED_STATE:
         return
     for value in ast.walk(statement.value):
@@ -226,10 +246,8 @@ def _kept(statement: ast.stmt, in_class: bool) -> Found:
     if in_class or all(isinstance(target, ast.Attribute) for target in targets):
         return  # such as Hugging Face's `_tied_weights_keys`
     if isinstance(statement.value, MUTABLE_DISPLAYS) and not all(CONSTANT.fullmatch(name) for name in names):
-        yield (
-            statement,
-            f"module-level state: {names[0]} is a {type(statement.value).__name__.lower()}, not a CONSTANT",
-        )
+        kind = type(statement.value).__name__.lower()
+        yield statement, f"module-level state: {names[0]} is a {kind}, not a CONSTANT"
 
 
 def _mutations(tree: ast.Module) -> Found:
@@ -237,8 +255,7 @@ def _mutations(tree: ast.Module) -> Found:
 
     A statement at module level may complete what the file itself defines: `Class.attribute = value`.
     """
-    statements = [each for each in _level(tree.body) if isinstance(each, ast.Assign | ast.AnnAssign)]
-    targets = [target for each in statements for target in getattr(each, "targets", [getattr(each, "target", None)])]
+    targets = _targets(_level(tree.body))
     own = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     own |= {target.id for target in targets if isinstance(target, ast.Name)}
     completed = {id(target) for target in targets if isinstance(target, ast.Attribute) and _chain(target)[0] in own}

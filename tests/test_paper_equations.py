@@ -67,7 +67,11 @@ def test_small_positions_of_fairseq(d_model: int, expected: list[float]) -> None
 
 @pytest.mark.parametrize("pad", [1, 4])
 def test_positions_of_fairseq_count_on_from_its_padding(pad: int) -> None:
-    model = tiny_model(position_encoding_type=FAIRSEQ, d_model=36, pad_token_id=pad)
+    model = tiny_model(
+        position_encoding_type=FAIRSEQ,
+        d_model=36,
+        pad_token_id=pad,
+    )
     embedding = model.model.encoder.embed(torch.zeros(1, 5, 36), torch.arange(3, 8)[None])
     expected = np.stack([paper_position(pad + 1 + number, 36, FAIRSEQ) for number in range(3, 8)])
     assert_as_paper(embedding[0], expected)
@@ -161,7 +165,11 @@ def test_encoder_layer_matches_the_paper(position: str) -> None:
         lambda inner: paper_ffn(w, "l", inner),
         config,
     )
-    actual = layer.add_and_norm(x, layer.feed_forward, layer.self_attn_layer_norm)
+    actual = layer.add_and_norm(
+        x,
+        layer.feed_forward,
+        layer.self_attn_layer_norm,
+    )
     assert_as_paper(actual, expected, 2e-6)
 
 
@@ -204,7 +212,11 @@ def test_encoder_layer_matches_the_paper(position: str) -> None:
 def test_model_matches_the_paper(backend: str, fields: dict) -> None:
     model = tiny_model(attn_implementation=backend, **fields).double()
     sources = sentences([7, 3, 5])
-    targets = sentences([4, 6, 1], vocab_size=model.config.target_vocab_size, seed=1)
+    targets = sentences(
+        [4, 6, 1],
+        vocab_size=model.config.target_vocab_size,
+        seed=1,
+    )
     with torch.no_grad():
         output = model(
             input_ids=padded(sources),
@@ -277,7 +289,11 @@ def test_shift_right_moves_labels_by_one_position() -> None:
 def test_schedule_of_the_paper_is_inverse_sqrt(d_model: int, warmup: int) -> None:
     peak = d_model**-0.5 * warmup**-0.5
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
-    scheduler = get_scheduler("inverse_sqrt", optimizer, num_warmup_steps=warmup)
+    scheduler = get_scheduler(
+        "inverse_sqrt",
+        optimizer,
+        num_warmup_steps=warmup,
+    )
     for step in range(1, 3 * warmup):
         optimizer.step()
         scheduler.step()
