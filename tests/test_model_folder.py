@@ -376,6 +376,7 @@ def test_setting_of_a_search_of_a_wrong_type_is_named(names, wrong, needed, dama
         {"early_stopping": "never", "sequence_bias": [[[3], 1.0]], "stop_strings": "a", "top_p": 1, "do_sample": True},
         {"early_stopping": True, "stop_strings": ["a"], "typical_p": 1.0, "epsilon_cutoff": 0.0, "temperature": 1},
         {"exponential_decay_length_penalty": [5, 1.5], "watermarking_config": {}, "cache_implementation": "static"},
+        {"_name_or_path": "me/x", "_attn_implementation": "eager"},
     ],
 )
 def test_gate_takes_right_settings_of_a_search(
