@@ -102,7 +102,7 @@ class LateStream:
 
 
 @contextmanager
-def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[None]:
+def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[Any]:
     """Let every search of a packed model on a CPU take captured steps by this recorder, and read sentences ahead."""
 
     def at_once(device: torch.device) -> int:
@@ -115,4 +115,4 @@ def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[Non
         mock.patch.object(decoding_step, "steps_at_once", at_once),
         mock.patch.object(search, "steps_at_once", at_once),
     ):
-        yield
+        yield recorder
