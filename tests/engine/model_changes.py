@@ -15,26 +15,33 @@ from tests.model_helpers import EOS, assert_near, randomise, tiny_model
 from tests.search_helpers import AS_DICT, Model, source
 
 
-def translate(model: Model, lengths: list[int] | None = None, **settings: Any) -> tuple[list[list[int]], Tensor]:
+def translate(
+    model: Model,
+    lengths: list[int] | None = None,
+    **settings: Any,
+) -> tuple[list[list[int]], Tensor]:
     """Tokens and scores of a few sentences."""
-    output = model.generate(**source(lengths or [5, 3]), **{"max_new_tokens": 8, "num_beams": 2} | settings, **AS_DICT)
+    settings = {"max_new_tokens": 8, "num_beams": 2, **settings, **AS_DICT}
+    output = model.generate(**source(lengths or [5, 3]), **settings)
     return output.sequences.tolist(), output.sequences_scores
 
 
 def by_modules(model: Model, **settings: Any) -> tuple[list[list[int]], Tensor]:
     """The translation of the model as it is now, without an engine."""
-    engine, model.inference_engine = model.inference_engine, None
+    engine = model.inference_engine
+    model.inference_engine = None
     try:
         return translate(model, **settings)
     finally:
         model.inference_engine = engine
 
 
-def assert_as_by_modules(model: Model) -> Tensor:
+def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any) -> Tensor:
     """The scores come back."""
-    (tokens, scores), (expected, its_scores) = translate(model), by_modules(model)
+    tokens, scores = translate(model, **settings)
+    expected, its_scores = by_modules(model, **settings)
     assert tokens == expected
-    assert_near(scores.float(), its_scores.float(), 1e-5)
+    assert_near(scores.float(), its_scores.float(), tolerance)
     return scores
 
 
@@ -51,7 +58,8 @@ def resident_bytes() -> int:
     """The memory of this process, after all that is free was given back."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(pages[1]) * 4096
 
 
 # Changes after a model was optimized
@@ -64,14 +72,15 @@ def decoder_weight(model: Model) -> nn.Parameter:
     return model.model.decoder.layers[-1].self_attn.v_proj.weight
 
 
-def trained_by(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], only: str = "") -> Change:
+def trained_by(kind: type[torch.optim.Optimizer], only: str = "", **settings: Any) -> Change:
     """One step of an optimizer. Some do not change the version of a weight."""
 
     def step(model: Model) -> None:
-        ids, labels = torch.tensor([[5, 6, EOS]]), torch.tensor([[7, EOS]])
+        ids = torch.tensor([[5, 6, EOS]])
         with torch.enable_grad():
-            model(input_ids=ids, labels=labels).loss.backward()
-        make([weight for name, weight in model.named_parameters() if only in name]).step()
+            model(input_ids=ids, labels=ids).loss.backward()
+        weights = [weight for name, weight in model.named_parameters() if only in name]
+        kind(weights, **settings).step()
         model.zero_grad()
 
     return step
@@ -81,9 +90,15 @@ def write_in_place(model: Model) -> None:
     decoder_weight(model)[-1] += 1.0
 
 
+def write_through_flat(model: Model) -> None:
+    weights = [decoder_weight(model)]
+    nn.utils.vector_to_parameters(1.1 * nn.utils.parameters_to_vector(weights), weights)
+
+
 def replace_module(model: Model) -> None:
     layer = model.model.decoder.layers[0]
-    layer.fc2 = nn.Linear(*layer.fc2.weight.shape[::-1]).to(model.dtype).eval()
+    outputs, inputs = layer.fc2.weight.shape
+    layer.fc2 = nn.Linear(inputs, outputs).to(model.dtype).eval()
 
 
 def randomised(model: Model) -> dict[str, Tensor]:
@@ -94,23 +109,23 @@ def exchange_layers(model: Model) -> None:
     layers = model.model.decoder.layers
     layers[0], layers[-1] = layers[-1], layers[0]
     for index, layer in enumerate(layers):
-        layer.self_attn.layer_idx = layer.cross_attn.layer_idx = index
+        layer.self_attn.layer_idx = index
+        layer.cross_attn.layer_idx = index
 
 
-def use_transposed_weight(model: Model) -> None:
-    layer = model.model.decoder.layers[0].self_attn.q_proj
-    layer.weight = nn.Parameter((1.5 * layer.weight.data).t().contiguous().t())
+def replace_weight(make: Callable[[Tensor], Tensor]) -> Change:
+    """By another tensor, half as large again, that has what `make` says of memory."""
+
+    def replace(model: Model) -> None:
+        layer = model.model.decoder.layers[0].fc1
+        layer.weight = nn.Parameter(make(1.5 * layer.weight.data))
+
+    return replace
 
 
-def use_sliced_weight(model: Model) -> None:
-    layer = model.model.decoder.layers[0].fc1
-    layer.weight = nn.Parameter((1.5 * torch.cat([layer.weight.data] * 2, dim=1))[:, :32])
-
-
-def use_weight_at_odd_offset(model: Model) -> None:
-    layer = model.model.decoder.layers[0].fc1
-    memory = torch.empty(layer.weight.numel() + 1, dtype=model.dtype)
-    layer.weight = nn.Parameter(memory[1:].view_as(layer.weight).copy_(1.5 * layer.weight))
+def at_odd_offset(weight: Tensor) -> Tensor:
+    memory = torch.empty(weight.numel() + 1, dtype=weight.dtype)
+    return memory[1:].view_as(weight).copy_(weight)
 
 
 def merge_adapter(model: Model) -> None:
@@ -121,18 +136,14 @@ def merge_adapter(model: Model) -> None:
 
 
 CHANGES: dict[str, Change] = {
-    "fused AdamW": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True)),
-    "foreach AdamW": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, foreach=True)),
-    "fused SGD": trained_by(lambda weights: torch.optim.SGD(weights, lr=1.0, fused=True)),
-    "fused AdamW of biases": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True), "bias"),
-    "fused AdamW of norms": trained_by(lambda weights: torch.optim.AdamW(weights, lr=0.1, fused=True), "norm"),
-}
-CHANGES |= {
+    "fused AdamW": trained_by(torch.optim.AdamW, lr=0.1, fused=True),
+    "foreach AdamW": trained_by(torch.optim.AdamW, lr=0.1, foreach=True),
+    "fused SGD": trained_by(torch.optim.SGD, lr=1.0, fused=True),
+    "fused AdamW of biases": trained_by(torch.optim.AdamW, only="bias", lr=0.1, fused=True),
+    "fused AdamW of norms": trained_by(torch.optim.AdamW, only="norm", lr=0.1, fused=True),
     "write_in_place": write_in_place,
     "write_through_detach": lambda model: decoder_weight(model).detach().mul_(1.5),
-    "write_through_flat": lambda model: nn.utils.vector_to_parameters(
-        1.1 * nn.utils.parameters_to_vector([decoder_weight(model)]), [decoder_weight(model)]
-    ),
+    "write_through_flat": write_through_flat,
     "copy_another": lambda model: decoder_weight(model).copy_(torch.randn_like(decoder_weight(model))),
     "assign_data": lambda model: setattr(decoder_weight(model), "data", 2 * decoder_weight(model).data),
     "replace_parameter": lambda model: setattr(model.lm_head, "weight", nn.Parameter(model.lm_head.weight * 2)),
@@ -144,17 +155,29 @@ CHANGES |= {
     "replace_activation": lambda model: setattr(model.model.decoder.layers[-1], "activation", nn.Tanh().eval()),
     "remove_layer": lambda model: model.model.decoder.layers.__delitem__(slice(1, None)),
     "exchange_layers": exchange_layers,
-    "use_transposed_weight": use_transposed_weight,
-    "use_sliced_weight": use_sliced_weight,
-    "use_weight_at_odd_offset": use_weight_at_odd_offset,
+    "use_transposed_weight": replace_weight(lambda weight: weight.t().contiguous().t()),
+    "use_sliced_weight": replace_weight(lambda weight: torch.cat([weight, weight], dim=1)[:, :32]),
+    "use_weight_at_odd_offset": replace_weight(at_odd_offset),
     "merge_adapter": merge_adapter,
 }
 
 
-# Changes that make modules compute more. Each returns a function that undoes it
+# Changes that make modules compute more, nearly all twice as much. Each returns a function that undoes it
+
+Undo = Callable[[], Any]
 
 
-def train_decoder(model: Model) -> Callable[[], Any]:
+class Double(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class DoubleLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def train_decoder(model: Model) -> Undo:
     model.config.dropout = 0.5
     for module in model.model.decoder.modules():
         if hasattr(module, "dropout"):
@@ -163,90 +186,83 @@ def train_decoder(model: Model) -> Callable[[], Any]:
     return model.model.decoder.eval
 
 
-def hook_module(model: Model) -> Callable[[], Any]:
-    return model.model.decoder.layers[-1].fc1.register_forward_hook(lambda module, args, output: 2 * output).remove
+def hook_module(model: Model) -> Undo:
+    layer = model.model.decoder.layers[-1].fc1
+    return layer.register_forward_hook(lambda module, args, output: 2 * output).remove
 
 
-def pre_hook_module(model: Model) -> Callable[[], Any]:
+def pre_hook_module(model: Model) -> Undo:
     layer = model.model.decoder.layers[-1].fc1
     return layer.register_forward_pre_hook(lambda module, args: (2 * args[0],)).remove
 
 
-def hook_all_modules(model: Model) -> Callable[[], Any]:
+def hook_all_modules(model: Model) -> Undo:
     def double(module: nn.Module, args: Any, output: Any) -> Any:
         return 2 * output if module is model.lm_head else None
 
     return nn.modules.module.register_module_forward_hook(double).remove
 
 
-def pre_hook_all_modules(model: Model) -> Callable[[], Any]:
+def pre_hook_all_modules(model: Model) -> Undo:
     def double(module: nn.Module, args: Any) -> Any:
         return (2 * args[0],) if module is model.lm_head else None
 
     return nn.modules.module.register_module_forward_pre_hook(double).remove
 
 
-def replace_forward(model: Model) -> Callable[[], Any]:
-    layer = model.lm_head
-    forward = layer.forward
-    layer.forward = lambda x: 2 * forward(x)
-    return lambda: vars(layer).pop("forward")
+def replace_method_of(module: nn.Module, name: str) -> Undo:
+    plain = getattr(module, name)
+    setattr(module, name, lambda x: 2 * plain(x))
+    return lambda: delattr(module, name)
 
 
-def replace_method(model: Model) -> Callable[[], Any]:
-    layer = model.model.decoder.layers[0]
-    plain = layer.feed_forward
-    layer.feed_forward = lambda x: 2 * plain(x)
-    return lambda: vars(layer).pop("feed_forward")
+def replace_forward(model: Model) -> Undo:
+    return replace_method_of(model.lm_head, "forward")
 
 
-def parametrize_weight(model: Model) -> Callable[[], Any]:
-    class Double(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * x
+def replace_method(model: Model) -> Undo:
+    return replace_method_of(model.model.decoder.layers[0], "feed_forward")
 
+
+def parametrize_weight(model: Model) -> Undo:
     layer = model.model.decoder.layers[0].fc2
     nn.utils.parametrize.register_parametrization(layer, "weight", Double())
     return lambda: nn.utils.parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
 
 
-def subclass_module(model: Model) -> Callable[[], Any]:
-    class Double(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
-
+def subclass_module(model: Model) -> Undo:
     layer = model.model.decoder.layers[0].fc1
-    layer.__class__ = Double
+    layer.__class__ = DoubleLinear
     return lambda: setattr(layer, "__class__", nn.Linear)
 
 
-def replace_output_layer(model: Model) -> Callable[[], Any]:
+def replace_output_layer(model: Model) -> Undo:
     """By one without a weight of its own, as a quantized layer is."""
-
-    class Double(nn.Module):
-        def __init__(self, layer: nn.Module):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * self.layer(x)
-
     plain = model.lm_head
-    model.lm_head = Double(plain).eval()
+    model.lm_head = nn.Sequential(plain, Double()).eval()
     return lambda: setattr(model, "lm_head", plain)
 
 
-def inject_adapter(model: Model) -> Callable[[], Any]:
+def inject_adapter(model: Model) -> Undo:
     peft = pytest.importorskip("peft")
-    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False), model)
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    peft.inject_adapter_in_model(config, model)
     model.eval()
     return lambda: None
 
 
-Temporary = Callable[[Model], Callable[[], Any]]
-_HOOKS: list[Temporary] = [hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules]
-_REPLACED: list[Temporary] = [
-    *(train_decoder, replace_forward, replace_method),
-    *(parametrize_weight, subclass_module, inject_adapter, replace_output_layer),
+Temporary = Callable[[Model], Undo]
+TEMPORARY: list[Temporary] = [
+    hook_module,
+    pre_hook_module,
+    hook_all_modules,
+    pre_hook_all_modules,
+    train_decoder,
+    replace_forward,
+    replace_method,
+    parametrize_weight,
+    subclass_module,
+    inject_adapter,
+    replace_output_layer,
 ]
-TEMPORARY_CHANGES = {change.__name__: change for change in (*_HOOKS, *_REPLACED)}
+TEMPORARY_CHANGES = {change.__name__: change for change in TEMPORARY}
