@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,14 +29,29 @@ LINES = int(os.environ.get("RAY_LINES", 2000))
 KILLED = 5
 TEXT = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(LINES)]
 SETTINGS = {"num_beams": 2, "max_new_tokens": 12}
-FLAGS = ["--batch_size", "8", "--num_beams", "2", "--max_new_tokens", "12", "--device", "cpu"]
+FLAGS = ["--batch_size", 8, "--num_beams", 2, "--max_new_tokens", 12, "--device", "cpu"]
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def ray() -> Any:
+    return pytest.importorskip("ray", reason='pip install ".[ray]"')
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), TEXT[:100], vocab_size=300, tie_word_embeddings=False)
+    return save_model(
+        tmp_path_factory.mktemp("model"),
+        TEXT[:100],
+        vocab_size=300,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.fixture
+def load(folder: Path) -> Callable[[], Translator]:
+    return partial(Translator.from_pretrained, folder, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +60,51 @@ def expected(folder: Path) -> list[str]:
     return [text.replace("\n", " ") for text in translator.translate(TEXT, batch_size=8, **SETTINGS)]
 
 
-def ray_workers(psutil: Any, parent: int, marker: str) -> list[Any]:
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "vanilla_transformer_cli", *map(str, arguments)]
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def ray_workers(
+    psutil: Any,
+    parent: int,
+    marker: str,
+) -> list[Any]:
     """The processes below `parent` with the name `marker` that have begun to work."""
     workers = []
     with suppress(psutil.NoSuchProcess):  # also a zombie
         for child in psutil.Process(parent).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                workers += [child] if marker in " ".join(child.cmdline()) and child.cpu_times().user > 0.1 else []
+                if marker in " ".join(child.cmdline()) and child.cpu_times().user > 0.1:
+                    workers.append(child)
     return workers
 
 
-def run_and_kill(command: list[str], marker: str, kills: int, limit: float = 900) -> None:
+def run_and_kill(
+    command: list[str],
+    marker: str,
+    kills: int,
+    limit: float = 900,
+) -> None:
     """Run a command and kill random workers of it, by the name of their process, with SIGKILL."""
     psutil: Any = pytest.importorskip("psutil", reason="finds the workers")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    rng, seen = random.Random(1), 0
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rng = random.Random(1)
+    seen = 0
     deadline = time.monotonic() + limit
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(rng.uniform(0.2, 1.0))
@@ -73,79 +117,121 @@ def run_and_kill(command: list[str], marker: str, kills: int, limit: float = 900
     assert seen == kills, f"only {seen} workers were killed"
 
 
+@pytest.mark.usefixtures("ray")
 @pytest.mark.parametrize("kills", [0, KILLED])
 @pytest.mark.parametrize("form", ["txt", "parquet"])
 def test_killed_workers_of_ray_lose_and_repeat_nothing(
-    folder: Path, expected: list[str], tmp_path: Path, form: str, kills: int
+    folder: Path,
+    expected: list[str],
+    tmp_path: Path,
+    form: str,
+    kills: int,
 ) -> None:
-    pytest.importorskip("ray", reason='pip install ".[ray]"')
-    source, output = tmp_path / f"in.{form}", tmp_path / ("out.jsonl" if form == "parquet" else "out.txt")
+    source = tmp_path / f"in.{form}"
     if form == "txt":
-        source.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+        output = tmp_path / "out.txt"
+        write_lines(source, TEXT)
     else:
+        output = tmp_path / "out.jsonl"
         datasets.Dataset.from_dict({"id": range(LINES), "source": TEXT}).to_parquet(source)
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(folder), "--ray", "local"]
+    files = ["--model", folder, "--input", source, "--output", output]
     start = time.perf_counter()
-    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "_Worker.run", kills)
+    run_and_kill(command("translate", "--ray", "local", *files, *FLAGS), "_Worker.run", kills)
     print(f"\n{form}, {LINES:,} lines, {kills} killed: {time.perf_counter() - start:.1f} s")
-    lines = output.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = read_lines(output)
     if form == "txt":
         assert lines == expected
-    else:
-        rows = [json.loads(line) for line in lines]
-        assert [(row["line"], row["source"], row["translation"]) for row in rows] == [
-            (line, *pair) for line, pair in enumerate(zip(TEXT, expected, strict=True), start=1)
-        ]
+        return
+    for number, (line, text, translation) in enumerate(zip(lines, TEXT, expected, strict=True), start=1):
+        assert json.loads(line) == {
+            "line": number,
+            "source": text,
+            "translation": translation,
+        }
 
 
-def test_cluster_with_a_token_translates_for_its_holders(folder: Path, expected: list[str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray")
+def test_cluster_with_a_token_translates_for_its_holders(
+    folder: Path,
+    expected: list[str],
+    tmp_path: Path,
+) -> None:
     """`ray start` needs a token if the user has one. Ray itself uses it only for `auto` or RAY_AUTH_MODE=token."""
-    pytest.importorskip("ray", reason='pip install ".[ray]"')
-    (tmp_path / "in").write_text("\n".join(TEXT[:100]) + "\n", encoding="utf-8")
+    source = write_lines(tmp_path / "in", TEXT[:100])
+    output = tmp_path / "out"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    holder, stranger = variables | {"HOME": str(tmp_path)}, variables | {"HOME": str(tmp_path / "other")}
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    token = subprocess.check_output([*ray, "get-auth-token", "--generate"], env=holder, text=True).strip()
+    holder = variables | {"HOME": str(tmp_path)}
+    stranger = variables | {"HOME": str(tmp_path / "other")}
+    of_ray = [sys.executable, "-m", "ray.scripts.scripts"]
+    token = subprocess.check_output(
+        [*of_ray, "get-auth-token", "--generate"],
+        env=holder,
+        text=True,
+    ).strip()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    start = [*ray, "start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"]
-    with subprocess.Popen([*start, "--port", address.partition(":")[2]], env=holder, stdout=subprocess.PIPE) as head:
+        port = server.getsockname()[1]
+    start = [
+        *of_ray,
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=1",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+        f"--port={port}",
+    ]
+    call = command(
+        "translate",
+        *("--ray", f"127.0.0.1:{port}"),
+        *("--input", source),
+        *("--output", output),
+        *("--model", folder),
+        *FLAGS,
+    )
+
+    def translate(environment: dict[str, str]) -> subprocess.CompletedProcess:
+        output.unlink(missing_ok=True)
+        return subprocess.run(
+            call,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    with_token = {"RAY_AUTH_MODE": "token"}
+    with subprocess.Popen(start, env=holder, stdout=subprocess.PIPE) as head:
         try:
             assert any(b"started" in line for line in head.stdout or ())
-
-            def translate(**environment: str) -> subprocess.CompletedProcess:
-                (tmp_path / "out").unlink(missing_ok=True)
-                files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--model", str(folder)]
-                command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--ray", address, *files]
-                return subprocess.run([*command, *FLAGS], env=environment, capture_output=True, text=True, timeout=300)
-
-            for refused in (translate(**holder), translate(**stranger | {"RAY_AUTH_MODE": "token"})):
-                assert refused.returncode == 2 and "error: ray: " in refused.stderr, refused.stderr
+            for environment in (holder, stranger | with_token):
+                refused = translate(environment)
+                assert refused.returncode == 2, refused.stderr
+                assert "error: ray: " in refused.stderr
                 assert "Traceback" not in refused.stderr
-            for accepted in (holder, stranger | {"RAY_AUTH_TOKEN": token}):
-                result = translate(**accepted | {"RAY_AUTH_MODE": "token"})
-                assert result.returncode == 0, result.stderr
-                assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected[:100]
+            for environment in (holder, stranger | {"RAY_AUTH_TOKEN": token}):
+                accepted = translate(environment | with_token)
+                assert accepted.returncode == 0, accepted.stderr
+                assert read_lines(output) == expected[:100]
         finally:
             head.terminate()
 
 
-def test_errors_of_workers_of_ray_reach_the_caller(folder: Path) -> None:
+@pytest.mark.usefixtures("ray")
+def test_errors_of_workers_of_ray_reach_the_caller(load: Callable[[], Translator]) -> None:
     """A refusal of a line, and another model in the folder of a worker."""
-    pytest.importorskip("ray", reason='pip install ".[ray]"')
-    load = partial(Translator.from_pretrained, folder, device="cpu")
     pool = RayPool("local", load)
     fingerprint = translator_fingerprint(load())
     assert list(pool.map(refuse, [], fingerprint)) == []
-    with pytest.raises(UserError, match="^line: refused$"):
-        list(pool.map(refuse, ["two"], fingerprint))
-    with pytest.raises(UserError, match="^model: a worker of Ray has another model"):
-        list(pool.map(refuse, ["two"], "of another model"))
+    for model, message in (
+        (fingerprint, "^line: refused$"),
+        ("of another model", "^model: a worker of Ray has another model"),
+    ):
+        with pytest.raises(UserError, match=message):
+            list(pool.map(refuse, ["two"], model))
 
 
-def test_jobs_are_read_as_workers_need_them(folder: Path) -> None:
-    pytest.importorskip("ray", reason='pip install ".[ray]"')
-    load = partial(Translator.from_pretrained, folder, device="cpu")
+@pytest.mark.usefixtures("ray")
+def test_jobs_are_read_as_workers_need_them(load: Callable[[], Translator]) -> None:
     read = 0
 
     def jobs() -> Iterator[str]:
@@ -160,18 +246,20 @@ def test_jobs_are_read_as_workers_need_them(folder: Path) -> None:
     assert sorted(done) == sorted(f"job {number}" for number in range(1, 201))
 
 
-def test_ray_that_does_not_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_does_not_start_is_one_line(
+    ray: Any,
+    load: Callable[[], Translator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ray raises a plain Exception where a node is slow."""
-    ray = pytest.importorskip("ray", reason='pip install ".[ray]"')
 
     def init(*args: Any, **settings: Any) -> None:
         raise Exception("The current node timed out during startup.\nSee the log.")
 
     monkeypatch.setattr(ray, "init", init)
-    pool = RayPool("local", partial(Translator.from_pretrained, folder, device="cpu"))
     message = r"^ray: cannot connect to a cluster at local \(.*timed out.*\): RAY_raylet_start_wait_time_s=300 [^\n]*$"
     with pytest.raises(UserError, match=message):
-        list(pool.map(refuse, ["two"], "of no model"))
+        list(RayPool("local", load).map(refuse, ["two"], "of no model"))
 
 
 def echo(translator: Translator, line: str) -> str:
@@ -182,21 +270,40 @@ def refuse(translator: Translator, line: str) -> str:
     raise UserError("line: refused")
 
 
-def test_distil_on_ray_writes_the_pairs_of_one_process(folder: Path, expected: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason='pip install ".[ray]"')
-    (tmp_path / "in").write_text("\n".join(TEXT[:200]) + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "distil", "--teacher", str(folder), "--ray", "local"]
-    command += ["--source_file", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out"), "--batch_size", "8"]
-    subprocess.run([*command, "--num_beams", "2", "--device", "cpu"], check=True)
-    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:200], batch_size=8, num_beams=2)
-    pairs = [(text, one.replace("\n", " ")) for text, one in zip(TEXT, translations, strict=False) if text]
-    written = [(tmp_path / "out" / name).read_text(encoding="utf-8").split("\n")[:-1] for name in DISTILLED]
-    assert list(zip(*written, strict=True)) == [pair for pair in pairs if pair[1].strip()]
+@pytest.mark.usefixtures("ray")
+def test_distil_on_ray_writes_the_pairs_of_one_process(
+    folder: Path,
+    load: Callable[[], Translator],
+    tmp_path: Path,
+) -> None:
+    lines = TEXT[:200]
+    source = write_lines(tmp_path / "in", lines)
+    output = tmp_path / "out"
+    files = ["--teacher", folder, "--source_file", source, "--output_dir", output]
+    flags = ["--ray", "local", "--batch_size", 8, "--num_beams", 2, "--device", "cpu"]
+    subprocess.run(command("distil", *files, *flags), check=True)
+    translations = load().translate(lines, batch_size=8, num_beams=2)
+    pairs = [(text, one.replace("\n", " ")) for text, one in zip(lines, translations, strict=True)]
+    written = zip(*(read_lines(output / name) for name in DISTILLED), strict=True)
+    assert list(written) == [(text, one) for text, one in pairs if text and one.strip()]
 
 
-def test_ray_data_gives_the_translations_of_one_process(folder: Path) -> None:
-    ray: Any = pytest.importorskip("ray", reason='pip install ".[ray]"')
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+def assert_as_by_one_process(translated: dict[int, str], load: Callable[[], Translator]) -> None:
+    """The first 300 lines."""
+    assert translated == dict(enumerate(load().translate(TEXT[:300], **SETTINGS)))
+
+
+def test_ray_data_gives_the_translations_of_one_process(
+    ray: Any,
+    folder: Path,
+    load: Callable[[], Translator],
+) -> None:
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
     try:
         rows = ray.data.from_items([{"line": i, "source": text} for i, text in enumerate(TEXT[:300])])
         rows = rows.map_batches(
@@ -209,24 +316,25 @@ def test_ray_data_gives_the_translations_of_one_process(folder: Path) -> None:
         translated = {row["line"]: row["translation"] for row in rows.take_all()}
     finally:
         ray.shutdown()
-    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:300], **SETTINGS)
-    assert [translated[line] for line in range(300)] == list(translations)
+    assert_as_by_one_process(translated, load)
 
 
-def test_spark_gives_the_translations_of_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_gives_the_translations_of_one_process(
+    folder: Path,
+    load: Callable[[], Translator],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sql: Any = pytest.importorskip("pyspark.sql", reason='pip install ".[spark]"')
     if subprocess.run(["java", "-version"], capture_output=True).returncode:
         pytest.skip("Spark needs Java")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     spark = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
-        frame = spark.createDataFrame([(i, text) for i, text in enumerate(TEXT[:300])], "line long, source string")
+        columns = "line long, source string"
+        frame = spark.createDataFrame(list(enumerate(TEXT[:300])), columns)
         translate = BatchTranslator(folder, device="cpu", **SETTINGS)
-        rows = frame.repartition(2).mapInPandas(
-            translate.map_in_pandas, "line long, source string, translation string"
-        )
+        rows = frame.repartition(2).mapInPandas(translate.map_in_pandas, f"{columns}, translation string")
         translated = {row["line"]: row["translation"] for row in rows.collect()}
     finally:
         spark.stop()
-    translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:300], **SETTINGS)
-    assert [translated[line] for line in range(300)] == list(translations)
+    assert_as_by_one_process(translated, load)
