@@ -21,7 +21,12 @@ def translate(
     **settings: Any,
 ) -> tuple[list[list[int]], Tensor]:
     """Tokens and scores of a few sentences."""
-    settings = {"max_new_tokens": 8, "num_beams": 2, **settings, **AS_DICT}
+    settings = {
+        "max_new_tokens": 8,
+        "num_beams": 2,
+        **settings,
+        **AS_DICT,
+    }
     output = model.generate(**source(lengths or [5, 3]), **settings)
     return output.sequences.tolist(), output.sequences_scores
 
@@ -36,7 +41,11 @@ def by_modules(model: Model, **settings: Any) -> tuple[list[list[int]], Tensor]:
         model.inference_engine = engine
 
 
-def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any) -> Tensor:
+def assert_as_by_modules(
+    model: Model,
+    tolerance: float = 1e-5,
+    **settings: Any,
+) -> Tensor:
     """The scores come back."""
     tokens, scores = translate(model, **settings)
     expected, its_scores = by_modules(model, **settings)
@@ -48,7 +57,12 @@ def assert_as_by_modules(model: Model, tolerance: float = 1e-5, **settings: Any)
 @torch.no_grad()
 def aligning_model(tokenizer: Any, seed: int = 0) -> Model:
     """A model that gives each target token one clearly largest attention weight."""
-    model = tiny_model(seed, vocab_size=len(tokenizer), decoder_layers=3, tie_word_embeddings=False)
+    model = tiny_model(
+        seed,
+        vocab_size=len(tokenizer),
+        decoder_layers=3,
+        tie_word_embeddings=False,
+    )
     for layer in model.model.decoder.layers:
         layer.cross_attn.q_proj.weight *= 4
     return model
@@ -72,7 +86,11 @@ def decoder_weight(model: Model) -> nn.Parameter:
     return model.model.decoder.layers[-1].self_attn.v_proj.weight
 
 
-def trained_by(kind: type[torch.optim.Optimizer], only: str = "", **settings: Any) -> Change:
+def trained_by(
+    kind: type[torch.optim.Optimizer],
+    only: str = "",
+    **settings: Any,
+) -> Change:
     """One step of an optimizer. Some do not change the version of a weight."""
 
     def step(model: Model) -> None:
@@ -130,7 +148,11 @@ def at_odd_offset(weight: Tensor) -> Tensor:
 
 def merge_adapter(model: Model) -> None:
     peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(target_modules=["q_proj", "fc1"], r=2, init_lora_weights=False)
+    config = peft.LoraConfig(
+        target_modules=["q_proj", "fc1"],
+        r=2,
+        init_lora_weights=False,
+    )
     peft.get_peft_model(model, config).merge_and_unload()
     model.requires_grad_(True)  # a later change may train it, and PEFT has frozen its weights
 
@@ -139,8 +161,18 @@ CHANGES: dict[str, Change] = {
     "fused AdamW": trained_by(torch.optim.AdamW, lr=0.1, fused=True),
     "foreach AdamW": trained_by(torch.optim.AdamW, lr=0.1, foreach=True),
     "fused SGD": trained_by(torch.optim.SGD, lr=1.0, fused=True),
-    "fused AdamW of biases": trained_by(torch.optim.AdamW, only="bias", lr=0.1, fused=True),
-    "fused AdamW of norms": trained_by(torch.optim.AdamW, only="norm", lr=0.1, fused=True),
+    "fused AdamW of biases": trained_by(
+        torch.optim.AdamW,
+        only="bias",
+        lr=0.1,
+        fused=True,
+    ),
+    "fused AdamW of norms": trained_by(
+        torch.optim.AdamW,
+        only="norm",
+        lr=0.1,
+        fused=True,
+    ),
     "write_in_place": write_in_place,
     "write_through_detach": lambda model: decoder_weight(model).detach().mul_(1.5),
     "write_through_flat": write_through_flat,
@@ -197,7 +229,11 @@ def pre_hook_module(model: Model) -> Undo:
 
 
 def hook_all_modules(model: Model) -> Undo:
-    def double(module: nn.Module, args: Any, output: Any) -> Any:
+    def double(
+        module: nn.Module,
+        args: Any,
+        output: Any,
+    ) -> Any:
         return 2 * output if module is model.lm_head else None
 
     return nn.modules.module.register_module_forward_hook(double).remove

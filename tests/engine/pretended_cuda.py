@@ -15,16 +15,29 @@ from unittest import mock
 
 import torch
 
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import captured, read_ahead
 from tests.engine.recorded_steps import Operation, Recording, repeat_operations
+from tests.model_helpers import six_layers
 
 STREAMS = 32  # of a device and a priority
+NO_END = 1499  # a token that the narrow model never writes
+
+
+def narrow_model() -> VanillaTransformerForConditionalGeneration:
+    """A translator for the counts of a pretended GPU."""
+    return six_layers(NO_END + 1).eval()
 
 
 class Stream:
     """One of the streams of a device. The default stream has no priority."""
 
-    def __init__(self, device: torch.device, priority: int | None, index: int):
+    def __init__(
+        self,
+        device: torch.device,
+        priority: int | None,
+        index: int,
+    ):
         self.device = device
         self.key = (device, priority, index)
 
@@ -60,7 +73,11 @@ class PretendedCuda:
         self.capturing = False
         self.captured: list[Stream] = []  # the stream of each capture
 
-    def make_stream(self, device: torch.device, priority: int = 0) -> Stream:
+    def make_stream(
+        self,
+        device: torch.device,
+        priority: int = 0,
+    ) -> Stream:
         self.streams[device, priority] += 1
         return Stream(device, priority, self.streams[device, priority] % STREAMS)
 
@@ -80,7 +97,13 @@ class PretendedCuda:
             self.local.stream = before
 
     @contextmanager
-    def graph(self, graph: Graph, pool: int, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    def graph(
+        self,
+        graph: Graph,
+        pool: int,
+        stream: Stream,
+        capture_error_mode: str,
+    ) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         if self.capturing:
             raise RuntimeError("operation not permitted when stream is capturing")

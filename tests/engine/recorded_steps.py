@@ -26,7 +26,13 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple = (),
+        kwargs: Any = None,
+    ) -> Any:
         name = func.overloadpacket.__name__
         assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), f"{name} waits for a GPU"
         result = func(*args, **(kwargs or {}))

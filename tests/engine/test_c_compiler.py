@@ -21,29 +21,46 @@ needs_compiler = pytest.mark.skipif(not COMPILER, reason="needs gcc or clang")
 
 # A compiler, options, and what runs a program for another processor.
 NATIVE = [
-    pytest.param(compiler, name, [], id=f"{compiler}-{name}", marks=[] if compiler == "gcc" else pytest.mark.slow)
+    pytest.param(
+        compiler,
+        name,
+        [],
+        id=f"{compiler}-{name}",
+        marks=[] if compiler == "gcc" else pytest.mark.slow,
+    )
     for compiler in ("gcc", "clang")
     for name in instruction_sets()
 ]
-ARM = pytest.param("aarch64-linux-gnu-gcc", "", ["qemu-aarch64-static"], id="aarch64", marks=pytest.mark.slow)
+ARM = pytest.param(
+    "aarch64-linux-gnu-gcc",
+    "",
+    ["qemu-aarch64-static"],
+    id="aarch64",
+    marks=pytest.mark.slow,
+)
 
 
 @pytest.mark.parametrize(("compiler", "name", "emulator"), [*NATIVE, ARM])
-def test_c_functions_equal_float64(compiler: str, name: str, emulator: list[str], tmp_path: Path) -> None:
+def test_c_functions_equal_float64(
+    compiler: str,
+    name: str,
+    emulator: list[str],
+    tmp_path: Path,
+) -> None:
     for tool in (compiler, *emulator):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool}")
     supported = ["DEFAULT", "AVX2", "AVX512", "AVX512_VNNI"]
     if name and supported.index(name) > supported.index(instruction_set()):
         pytest.skip(f"this processor has no {name}")
-    flags = [*c_compiler.FLAGS.split(), *(instruction_sets()[name] if name else "-static").split()]
+    flags = instruction_sets()[name] if name else "-static"
     objects = []
-    for source, options in ((c_compiler.SOURCE, flags), (HARNESS, ["-O1"])):
-        objects.append(str(tmp_path / f"{source.stem}.o"))
-        subprocess.run([compiler, *options, "-c", str(source), "-o", objects[-1]], check=True, capture_output=True)
-    program = str(tmp_path / "harness")
+    for source, options in ((c_compiler.SOURCE, f"{c_compiler.FLAGS} {flags}"), (HARNESS, "-O1")):
+        objects.append(tmp_path / f"{source.stem}.o")
+        subprocess.run([compiler, *options.split(), "-c", source, "-o", objects[-1]], check=True)
+    program = tmp_path / "harness"
     static = ["-static"] if emulator else []
-    subprocess.run([compiler, *static, *objects, "-o", program, "-lm"], check=True, capture_output=True)
+    subprocess.run([compiler, *static, *objects, "-o", program, "-lm"], check=True)
     run = subprocess.run([*emulator, program], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -64,7 +81,9 @@ def write_script(file: Path, lines: str) -> None:
 
 
 def test_compiler_that_hangs_or_fails_is_named(
-    compilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compilers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_script(compilers / "gcc", "exec /bin/sleep 60")
     write_script(compilers / "clang", "echo no such flag >&2; exit 1")
@@ -111,7 +130,8 @@ def test_library_is_none_without_a_compiler() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_threads_build_the_library_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    builds, together = [], threading.Barrier(4)
+    builds = []
+    together = threading.Barrier(4)
 
     def slow_build(folder: Path, names: list[str]) -> Path:
         builds.append(names)
@@ -131,7 +151,9 @@ def test_threads_build_the_library_once(monkeypatch: pytest.MonkeyPatch) -> None
 @needs_compiler
 @pytest.mark.usefixtures("fresh")
 def test_built_library_computes_the_numbers_of_a_source_tree(
-    compilers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compilers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_script(compilers / "broken", "exit 1")
     write_script(compilers / "cc", f'PATH="{os.defpath}" exec {COMPILER} "$@"')
@@ -145,6 +167,12 @@ def test_built_library_computes_the_numbers_of_a_source_tree(
     for library in (own, c_kernels._opened(built, instruction_set())):
         monkeypatch.setattr(c_kernels, "library", lambda library=library: library)
         x = logits.clone()
-        rows = c_kernels.finish(x, bias=logits[0], relu=True, residual=logits, norm=torch.nn.LayerNorm(1001))
+        rows = c_kernels.finish(
+            x,
+            bias=logits[0],
+            relu=True,
+            residual=logits,
+            norm=torch.nn.LayerNorm(1001),
+        )
         found.append([x, *rows, *c_kernels.best(logits.clone(), 5, True)])
     assert all(first.equal(second) for first, second in zip(*found, strict=True))

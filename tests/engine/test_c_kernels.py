@@ -12,7 +12,11 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs the C functions
 @pytest.mark.parametrize("widths", [(4, 32, 32), (8, 64, 64), (2, 6, 10), (3, 16, 8)])
 @pytest.mark.parametrize("size", [5, 64, 203])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], size: int, dtype: torch.dtype) -> None:
+def test_attention_reads_what_a_row_sees(
+    widths: tuple[int, int, int],
+    size: int,
+    dtype: torch.dtype,
+) -> None:
     heads, key, value = widths
     batch = 3
     beams = 9

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_vanilla_transformer.engine import captured, optimize
+from hf_vanilla_transformer.engine import captured
 from hf_vanilla_transformer.engine.captured import CapturedDecoder, rounded_up
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.ensemble import with_ensemble
@@ -27,9 +27,10 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
     likely_tokens,
     topk_log_probs,
 )
+from tests.engine.pretended_cuda import NO_END, narrow_model
 from tests.engine.recorded_steps import Eager, Recorder, recording
 from tests.engine.test_continuous import SOURCES, results_of, translate_all
-from tests.model_helpers import EOS, PAD, START, padded, sentences, six_layers, slow
+from tests.model_helpers import EOS, PAD, START, padded, sentences, slow
 from tests.pretended_gpu import autocast, counted, held_memory, on_cpu, on_gpu
 from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, by_transformers, source, varied_model
 
@@ -59,7 +60,11 @@ def endless_model() -> Model:
     return packed_model(end=-1e4)
 
 
-def searching(model: Model, rows: list[list[int]], **settings: Any) -> ContinuousSearch:
+def searching(
+    model: Model,
+    rows: list[list[int]],
+    **settings: Any,
+) -> ContinuousSearch:
     """A search that all of these sentences have joined."""
     search = ContinuousSearch(model, num_beams=4, **settings)
     search.join([(number, row, 1, []) for number, row in enumerate(rows)])
@@ -153,7 +158,11 @@ def test_captured_search_repeats_the_best_of_too_few_hypotheses(forced: dict[str
 
 def test_first_step_is_captured(reasons: pytest.LogCaptureFixture) -> None:
     with recording(Recorder(), steps_at_once=1) as recorder:
-        endless_model().generate(**source(LENGTHS), num_beams=4, max_new_tokens=6)
+        endless_model().generate(
+            **source(LENGTHS),
+            num_beams=4,
+            max_new_tokens=6,
+        )
     assert recorder.repeated == 6
     assert not reasons.text
 
@@ -241,7 +250,11 @@ def test_sizes_are_few(recorder: Recorder) -> None:
     assert [rounded_up(size, (4, 8)) for size in (1, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 24]
     model = packed_model()
     for seed in range(6):
-        model.generate(**source([3 + seed, 5, 2], seed=seed), num_beams=4, max_new_tokens=20)
+        model.generate(
+            **source([3 + seed, 5, 2], seed=seed),
+            num_beams=4,
+            max_new_tokens=20,
+        )
     assert recorder.recorded <= 3
 
 
@@ -365,22 +378,11 @@ def test_processors_constraints_and_ensembles_take_the_eager_step(
 
 LAUNCHES = {1: 101, 4: 130}  # of a step with so many beams and six layers, eleven of them copies into static memory
 WAITS = 8  # of a request of 64 steps: three of transformers, one for each 16 steps, one for the width of the result
-NO_END = 1499  # a token that the model never writes
-
-
-@pytest.fixture
-def eager_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
-    monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())
 
 
 @pytest.fixture
 def gpu_model(eager_recorder: None) -> Any:
     return optimize_for_inference(on_gpu(narrow_model().to(torch.bfloat16)))
-
-
-def narrow_model() -> Model:
-    return six_layers(1500).eval()
 
 
 def gpu_batch(*lengths: int) -> Any:
@@ -401,7 +403,11 @@ def config_of(beams: int, *ends: int) -> SearchConfig:
 @pytest.mark.parametrize("size", [5, 40, 4999, 20003])  # fewer tokens than candidates, all tokens, blocks of tokens
 @pytest.mark.parametrize("ends", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("running", [1, 4])
-def test_gpu_chooses_the_tokens_that_a_cpu_chooses(running: int, ends: tuple[int, ...], size: int) -> None:
+def test_gpu_chooses_the_tokens_that_a_cpu_chooses(
+    running: int,
+    ends: tuple[int, ...],
+    size: int,
+) -> None:
     """A GPU takes the best of all beams at once, a CPU the best of each beam first."""
     generator = torch.Generator().manual_seed(0)
     penalties = LengthPenalty(0.6, "gnmt").table(32, 1, torch.device("cpu"))
@@ -485,7 +491,12 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(
     ids, mask = gpu_batch(*lengths).values()
     rows = len(lengths)
     config = config_of(beams, NO_END)
-    search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
+    search = BeamSearch(
+        config,
+        LengthPenalty(0.6, "gnmt"),
+        max_length=100,
+        over=50,
+    )
     with counted():
         decoder = gpu_model.make_decoder(gpu_model.encode(ids, mask), beams)
         assert isinstance(decoder, CapturedDecoder)

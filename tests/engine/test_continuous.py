@@ -24,7 +24,11 @@ def results_of(search: ContinuousSearch) -> dict[int, list[FoundHypothesis]]:
     return found
 
 
-def join(search: ContinuousSearch, numbers: Iterable[int], wanted: int = 1) -> None:
+def join(
+    search: ContinuousSearch,
+    numbers: Iterable[int],
+    wanted: int = 1,
+) -> None:
     search.join([(number, SOURCES[number], wanted, []) for number in numbers])
 
 
@@ -68,7 +72,11 @@ def alone(
     return hypotheses
 
 
-PROCESSORS = {"bad_words_ids": [[7]], "min_length": 5, "no_repeat_ngram_size": 2}
+PROCESSORS = {
+    "bad_words_ids": [[7]],
+    "min_length": 5,
+    "no_repeat_ngram_size": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,12 @@ def test_continuous_search_equals_generate(
     if optimized:
         optimize_for_inference(model)
     wanted = [1 + i % beams for i in range(len(SOURCES))]
-    search = ContinuousSearch(model, batch_size=5, num_beams=beams, **settings)
+    search = ContinuousSearch(
+        model,
+        batch_size=5,
+        num_beams=beams,
+        **settings,
+    )
     found = translate_all(search, wanted)
     assert sorted(found) == list(range(len(SOURCES)))
     for i, source in enumerate(SOURCES):
@@ -106,7 +119,12 @@ def test_continuous_search_equals_generate(
 
 
 def test_batch_keeps_its_limits() -> None:
-    search = ContinuousSearch(varied_model(), batch_size=3, max_tokens=20, num_beams=2)
+    search = ContinuousSearch(
+        varied_model(),
+        batch_size=3,
+        max_tokens=20,
+        num_beams=2,
+    )
 
     def fits(*lengths: int) -> bool:
         return search.fits([[5] * length for length in lengths])

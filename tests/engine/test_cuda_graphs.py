@@ -30,16 +30,20 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
         yield cuda
 
 
-def translated(model: Model, count: int, **settings: Any) -> list[list[int]]:
-    return model.generate(**source([5, 3, 6, 2][:count]), num_beams=3, max_new_tokens=20, **settings).tolist()
+def translated(model: Model, count: int) -> list[list[int]]:
+    return model.generate(
+        **source([5, 3, 6, 2][:count]),
+        num_beams=3,
+        max_new_tokens=20,
+    ).tolist()
 
 
 def test_steps_are_captured_again_after_all_are_freed(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "MAX_STEPS", 1)
     plain = varied_model()
-    expected = [translated(plain, count) for count in (1, 4, 2, 1)]
     model = optimize_for_inference(varied_model())
-    assert [translated(model, count) for count in (1, 4, 2, 1)] == expected
+    for count in (1, 4, 2, 1):
+        assert translated(model, count) == translated(plain, count)
     assert len(cuda.captured) > 4
 
 
@@ -47,21 +51,21 @@ def test_steps_are_captured_on_a_stream_for_nothing_else(cuda: PretendedCuda) ->
     """cuBLAS has a workspace for each stream, and a graph keeps the address of its own."""
     devices = [torch.device("cuda:0"), torch.device("cuda:1")]
     for device in devices:
-        CudaGraphs.record(_without_first(device), lambda: torch.zeros(1))
+        record_on(device)
     assert [stream.device for stream in cuda.captured] == devices
     others = {cuda.make_stream(device) for device in devices for _ in range(STREAMS)}
     assert not others & set(cuda.captured)
     for device in devices:
-        CudaGraphs.record(_without_first(device), lambda: torch.zeros(1))
+        record_on(device)
     assert len(set(cuda.captured)) == len(devices), "the pool of a device is used by one stream"
 
 
-def _without_first(device: torch.device) -> CudaGraphs:
-    """`CudaGraphs` of a device that does not exist, without a first graph, which is on it."""
+def record_on(device: torch.device) -> None:
+    """On a device that does not exist, and without the first graph, which would be on it."""
     graphs = CudaGraphs.__new__(CudaGraphs)
     graphs.stream = captured._capture_stream(device)
     graphs.pool = torch.cuda.graph_pool_handle()
-    return graphs
+    graphs.record(lambda: torch.zeros(1))
 
 
 @pytest.mark.parametrize("calls_before", [0, 1], ids=["in the warm-up", "in the capture"])
@@ -103,7 +107,9 @@ def test_one_thread_captures_at_a_time(cuda: PretendedCuda, monkeypatch: pytest.
 
 @pytest.mark.parametrize("is_default", [True, False])
 def test_searches_on_other_streams_are_not_captured(
-    is_default: bool, cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+    is_default: bool,
+    cuda: PretendedCuda,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They would use the same memory at the same time."""
     device = torch.device("cuda:0")
@@ -161,8 +167,9 @@ def test_search_without_memory_tries_once_for_each_size() -> None:
     recorder = LittleMemory()  # without room for any
     with recording(recorder, steps_at_once=4):
         model = optimize_for_inference(varied_model(end=-1e4))
-        expected = varied_model(end=-1e4).generate(**source([5, 3]), num_beams=2, max_new_tokens=40)
-        assert model.generate(**source([5, 3]), num_beams=2, max_new_tokens=40).equal(expected)
+        settings = {**source([5, 3]), "num_beams": 2, "max_new_tokens": 40}
+        expected = varied_model(end=-1e4).generate(**settings)
+        assert model.generate(**settings).equal(expected)
     assert recorder.attempts <= 3
 
 

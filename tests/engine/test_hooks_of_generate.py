@@ -15,8 +15,14 @@ from tests.model_helpers import EOS
 from tests.search_helpers import LENGTHS, source, varied_model
 
 DATA = {
-    *("self", "inputs", "generation_config", "synced_gpus", "use_model_defaults", "kwargs"),
-    *("negative_prompt_ids", "negative_prompt_attention_mask"),
+    "self",
+    "inputs",
+    "generation_config",
+    "synced_gpus",
+    "use_model_defaults",
+    "kwargs",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
 }
 MODES = {"assistant_model", "streamer"}  # tests/generation_modes.py
 NO_INT8 = int8_error(torch.device("cpu"), torch.float32)
@@ -32,7 +38,11 @@ def four_tokens(ids: Tensor, scores: Tensor) -> Tensor:
     return torch.full((len(ids),), ids.shape[1] >= 4)
 
 
-def own_loop(model: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
+def own_loop(
+    model: Any,
+    input_ids: Tensor,
+    **kwargs: Any,
+) -> Tensor:
     return torch.full((len(input_ids), 3), 9)
 
 
@@ -68,24 +78,32 @@ def test_every_argument_of_generate_is_decided() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", HOOKS)
 @torch.no_grad()
-def test_code_of_a_caller_has_its_effect(name: str, engine: str, beams: int) -> None:
-    model, plain = optimized(engine), varied_model()
+def test_code_of_a_caller_has_its_effect(
+    name: str,
+    engine: str,
+    beams: int,
+) -> None:
+    model = optimized(engine)
     hook, holds = HOOKS[name]
-    settings: dict[str, Any] = {**source(LENGTHS), "num_beams": beams, "max_new_tokens": 8}
+    settings: dict[str, Any] = {
+        **source(LENGTHS),
+        "num_beams": beams,
+        "max_new_tokens": 8,
+    }
     found = model.generate(**settings, **{name: hook})
     assert_all_hold(found, holds)
     with pytest.raises(AssertionError):  # the hook has an effect
         assert_all_hold(model.generate(**settings), holds)
     if engine == "packed":
-        assert found.equal(plain.generate(**settings, **{name: hook}))
+        assert found.equal(varied_model().generate(**settings, **{name: hook}))
 
 
 def test_every_method_of_generate_that_is_replaced_goes_to_transformers() -> None:
     ids = source(LENGTHS)["input_ids"]
-    names = [name for name in vars(GenerationMixin) if callable(getattr(GenerationMixin, name))]
-    own = vars(VanillaTransformerGenerationMixin)
-    assert {"_sample", "_get_stopping_criteria", "_update_model_kwargs_for_generation"} <= {*names} - own.keys()
-    for name in {*names} - own.keys():
+    names = {name for name in vars(GenerationMixin) if callable(getattr(GenerationMixin, name))}
+    names -= vars(VanillaTransformerGenerationMixin).keys()
+    assert {"_sample", "_get_stopping_criteria", "_update_model_kwargs_for_generation"} <= names
+    for name in names:
         model = varied_model()
         plain = getattr(model, name)
         setattr(model, name, lambda *args, plain=plain, **kwargs: plain(*args, **kwargs))

@@ -22,12 +22,22 @@ CPU = torch.device("cpu")
 
 # Names that transformers' guides tell models to read, or that have no public one.
 OF_MODELS = {"_attn_implementation", "_get_resized_embeddings", "_get_resized_lm_head"}
-OF_TRAINERS = {"_load_rng_state", "_tr_loss", "_gen_kwargs", "_remove_unused_columns"}
-OF_TRAINERS |= {"_get_collator_with_removed_columns", "_prepare_inputs"}  # of `Trainer`, which subclasses override
-OF_TRAINERS |= {"_get_default_store"}  # torch.distributed has no public way to the store of its processes
-OF_TRAINERS |= {"_inductor"}  # which modes of `torch.compile` make CUDA graphs
-# of torch's own optimizers: one kernel for many tensors
-OF_TRAINERS |= {"_foreach_lerp", "_foreach_lerp_", "_foreach_mul_", "_foreach_add_"}
+OF_TRAINERS = {
+    # of `Trainer`, which subclasses override
+    "_load_rng_state",
+    "_tr_loss",
+    "_gen_kwargs",
+    "_remove_unused_columns",
+    "_get_collator_with_removed_columns",
+    "_prepare_inputs",
+    "_get_default_store",  # torch.distributed has no public way to the store of its processes
+    "_inductor",  # which modes of `torch.compile` make CUDA graphs
+    # of torch's own optimizers: one kernel for many tensors
+    "_foreach_lerp",
+    "_foreach_lerp_",
+    "_foreach_mul_",
+    "_foreach_add_",
+}
 # of datasets, ctranslate2, os, evaluate, lxml
 OF_OTHERS = {"_fingerprint", "_indices", "_SUPPORTED_ACTIVATIONS", "_exit", "_data_dir_root", "_Element"}
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
@@ -70,19 +80,26 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
     assert not outside, outside
 
 
-@pytest.mark.parametrize("removed", ["_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"])
+OF_ONEDNN = {"_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"}
+OF_INT8 = {"qlinear_prepack", "qlinear_pointwise"}
+OF_HOOKS = {"_global_forward_hooks", "_global_forward_pre_hooks"}
+
+
+def namespace_of(names: set[str], value: Any = None) -> Any:
+    return SimpleNamespace(**dict.fromkeys(names, value))
+
+
+@pytest.mark.parametrize("removed", sorted(OF_ONEDNN))
 def test_layers_are_plain_without_onednns_layout(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"} - {removed}
-    ops = SimpleNamespace(mkldnn=SimpleNamespace(**dict.fromkeys(names, lambda: True)))
-    monkeypatch.setattr(kernels.torch, "ops", ops)
+    mkldnn = namespace_of(OF_ONEDNN - {removed}, lambda: True)
+    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(mkldnn=mkldnn))
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
     assert type(packed_linear([torch.nn.Linear(8, 8)], torch.bfloat16)) is PlainLinear
 
 
-@pytest.mark.parametrize("removed", ["qlinear_prepack", "qlinear_pointwise"])
+@pytest.mark.parametrize("removed", sorted(OF_INT8))
 def test_int8_is_refused_without_its_kernels(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"qlinear_prepack", "qlinear_pointwise"} - {removed}
-    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(onednn=SimpleNamespace(**dict.fromkeys(names))))
+    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(onednn=namespace_of(OF_INT8 - {removed})))
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
     assert "quantization" in (int8_error(CPU, torch.float32) or "")
 
@@ -92,18 +109,15 @@ def test_int8_models_compute_in_float32_if_torch_cannot_tell(monkeypatch: pytest
     assert not kernels.has_fast_bfloat16()
 
 
-@pytest.mark.parametrize("removed", ["_global_forward_hooks", "_global_forward_pre_hooks"])
+@pytest.mark.parametrize("removed", sorted(OF_HOOKS))
 def test_models_decode_through_modules_if_hooks_are_hidden(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = optimize_for_inference(varied_model())
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "nn", SimpleNamespace(modules=SimpleNamespace(module=without(removed))))
+        module = namespace_of(OF_HOOKS - {removed})
+        patch.setattr(kernels, "nn", SimpleNamespace(modules=SimpleNamespace(module=module)))
         assert "hooks" in (not_optimizable(model) or "")
         assert_as_by_modules(model)
     assert kernels.has_hooks(SimpleNamespace(_forward_hooks={})), "a module without one of its dictionaries"
-
-
-def without(removed: str) -> Any:
-    return SimpleNamespace(**dict.fromkeys({"_global_forward_hooks", "_global_forward_pre_hooks"} - {removed}))
 
 
 def test_every_request_packs_anew_without_version_counters() -> None:

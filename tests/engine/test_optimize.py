@@ -368,7 +368,11 @@ def test_int8_translations_are_as_probable(dtype: torch.dtype) -> None:
         assert (found.sequences_scores - score).abs().max() < 0.2, "the search's own score is nearly the model's"
 
 
-def paper_score(model: Model, inputs: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def paper_score(
+    model: Model,
+    inputs: dict[str, Tensor],
+    tokens: Tensor,
+) -> Tensor:
     """The score of each translation (B, T), by the modules: log P / ((5 + length) / 6)^0.6."""
     logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits
     log_probs = logits.float().log_softmax(dim=-1).gather(-1, tokens[:, 1:, None])

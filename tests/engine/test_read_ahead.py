@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource
-from hf_vanilla_transformer.engine import captured, optimize, read_ahead
+from hf_vanilla_transformer.engine import captured, read_ahead
 from hf_vanilla_transformer.engine.read_ahead import ReadAhead, Sentences
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamSearch, BeamState
-from tests.engine.recorded_steps import Eager, LateStream, Recorder, recording
-from tests.engine.test_captured import NO_END, narrow_model
+from tests.engine.pretended_cuda import NO_END, narrow_model
+from tests.engine.recorded_steps import LateStream, Recorder, recording
 from tests.model_helpers import PAD, START, padded, sentences
 from tests.pretended_gpu import counted, on_gpu
 from tests.search_helpers import AS_DICT, batches, source, varied_model
@@ -29,8 +29,12 @@ def encoded(numbers: list[int], width: int) -> Sentences:
     return EncodedSource(states, mask, 10 * mask), values[:, None]
 
 
-def reader(widths: list[int], most: int, asked: list[int]) -> Callable[[int], Sentences | None]:
-    """A `read` of sentences 0, 1, 2, …, at most `most` at a time, whose sources have these widths."""
+def reader(
+    widths: list[int],
+    most: int,
+    asked: list[int],
+) -> ReadAhead:
+    """Of sentences 0, 1, 2, …, read at most `most` at a time, whose sources have these widths."""
     waiting = list(range(len(widths)))
 
     def read(count: int) -> Sentences | None:
@@ -38,14 +42,14 @@ def reader(widths: list[int], most: int, asked: list[int]) -> Callable[[int], Se
         numbers = [waiting.pop(0) for _ in range(min(count, most, len(waiting)))]
         return encoded(numbers, max(widths[number] for number in numbers)) if numbers else None
 
-    return read
+    return ReadAhead(read, 4, LateStream())
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
 def test_sentences_keep_their_order_and_their_tokens(most: int) -> None:
     asked: list[int] = []
     widths = [6, 5, 5, 4, 3, 2, 2, 1]
-    ahead = ReadAhead(reader(widths, most, asked), 4, LateStream())
+    ahead = reader(widths, most, asked)
     found = []
     for count in (3, 1, 2, 4, 4, 4, 4, 4, 4):
         ahead.fill()
@@ -64,7 +68,7 @@ def test_sentences_keep_their_order_and_their_tokens(most: int) -> None:
 
 def test_no_more_sentences_wait_than_the_search_has_rows() -> None:
     asked: list[int] = []
-    ahead = ReadAhead(reader([3] * 20, 100, asked), 4, LateStream())
+    ahead = reader([3] * 20, 100, asked)
     ahead.fill()
     ahead.fill()
     ahead.take(3)
@@ -76,16 +80,21 @@ def test_no_more_sentences_wait_than_the_search_has_rows() -> None:
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram_size": 2}], ids=["captured", "processors"])
 def test_search_that_reads_ahead_finds_what_another_one_finds(beams: int, settings: dict[str, Any]) -> None:
-    now = source([5, 3, 8, 6])
-    expected = optimize_for_inference(varied_model()).generate(
-        **now, num_beams=beams, next_batch=batches(LATER, []), **settings, **AS_DICT
-    )
+    def translate(asked: list[int]) -> Any:
+        return optimize_for_inference(varied_model()).generate(
+            **source([5, 3, 8, 6]),
+            **settings,
+            **AS_DICT,
+            num_beams=beams,
+            next_batch=batches(LATER, asked),
+        )
+
+    expected = translate([])
     asked: list[int] = []
     with recording(Recorder(), steps_at_once=3):
-        model = optimize_for_inference(varied_model())
-        found = model.generate(**now, num_beams=beams, next_batch=batches(LATER, asked), **settings, **AS_DICT)
+        found = translate(asked)
     assert asked[0] == 4, "a batch is read in the first step"
-    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert found.sequences.equal(expected.sequences)
     if beams > 1:
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
 
@@ -97,15 +106,20 @@ def test_prefixes_of_sentences_that_are_read_ahead_stay_with_them() -> None:
         waiting = [(row, [START, 5 + number]) for number, row in enumerate(later)]
 
         def next_batch(count: int) -> tuple[Tensor, ...] | None:
-            some, waiting[:] = waiting[:count], waiting[count:]
+            some = waiting[:count]
+            del waiting[:count]
             if not some:
                 return None
-            ids = padded([row for row, _ in some])
-            return ids, ids.ne(PAD).long(), torch.tensor([prefix for _, prefix in some])
+            rows, prefixes = zip(*some, strict=True)
+            ids = padded(list(rows))
+            return ids, ids.ne(PAD).long(), torch.tensor(prefixes)
 
-        prefixes = torch.tensor([[START, 4], [START, 3]])
-        model = optimize_for_inference(varied_model())
-        found = model.generate(**source([5, 3]), decoder_input_ids=prefixes, next_batch=next_batch, max_new_tokens=9)
+        found = optimize_for_inference(varied_model()).generate(
+            **source([5, 3]),
+            decoder_input_ids=torch.tensor([[START, 4], [START, 3]]),
+            next_batch=next_batch,
+            max_new_tokens=9,
+        )
         return found.tolist()
 
     expected = translate()
@@ -137,10 +151,9 @@ class CountedStream:
         pass
 
 
+@pytest.mark.usefixtures("eager_recorder")
 def test_gpu_encodes_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder is launched between the steps and the wait for them, and waits for nothing itself."""
-    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
-    monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())
     stream = CountedStream()
     monkeypatch.setattr(read_ahead, "side_stream_of", lambda device: stream)
     events: list[str] = []
@@ -152,15 +165,20 @@ def test_gpu_encodes_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(captured.CapturedDecoder, "read_done", seen_read_done)
     model: Any = optimize_for_inference(on_gpu(narrow_model()))
-    now, later = (on_gpu(source(lengths)) for lengths in ([5, 4], [4, 3]))
-    waiting = [tuple(later.values())]
+    waiting = [tuple(on_gpu(source([4, 3])).values())]
 
     def next_batch(count: int) -> tuple[Tensor, ...] | None:
         events.append("read")
         return waiting.pop() if waiting else None
 
     with counted(), torch.no_grad():
-        found = model.generate(**now, next_batch=next_batch, num_beams=2, max_new_tokens=16, eos_token_id=NO_END)
+        found = model.generate(
+            **on_gpu(source([5, 4])),
+            next_batch=next_batch,
+            num_beams=2,
+            max_new_tokens=16,
+            eos_token_id=NO_END,
+        )
     assert len(found) == 4
     assert events == ["read", "wait", "read", "wait"]
     assert stream.waits == [0, 0]

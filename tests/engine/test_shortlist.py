@@ -25,6 +25,7 @@ SENTENCES = [
     "the big red house",
     "one two",
 ] * 2
+SPECIAL = ("<s>", "</s>", "<unk>")
 PAIRS = [("two hundred", "hundred two"), ("seven", "seven"), ("two seven", "red two")]
 
 
@@ -55,17 +56,25 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def expected(path: Path, kind: str, settings: dict[str, Any]) -> list[str]:
+def table_of(path: Path) -> dict[str, list[str]]:
+    """Source token -> its candidates."""
+    rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    return {token: names.split(" ") for token, names in rows}
+
+
+def expected(
+    path: Path,
+    kind: str,
+    settings: dict[str, Any],
+) -> list[str]:
     """Each sentence alone, by a model whose output bias forbids all but its candidates."""
-    whole, texts = translator(kind=kind), []
-    ids = whole.source_tokenizer.get_vocab()
-    table = dict(line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    whole = translator(kind=kind)
+    tokenizer = whole.source_tokenizer
+    table = table_of(path)
+    texts = []
     for sentence in SENTENCES:
-        tokens = whole.source_tokenizer.tokenize(sentence)
-        allowed = {name for token in ("", *tokens) for name in table.get(token, "").split(" ")}
-        keep = [ids[name] for name in allowed if name] + [
-            whole.source_tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "</s>", "<unk>")
-        ]
+        allowed = [name for token in ("", *tokenizer.tokenize(sentence)) for name in table.get(token, [])]
+        keep = tokenizer.convert_tokens_to_ids([*allowed, *SPECIAL])
         one = copy.deepcopy(whole)
         with torch.no_grad():
             bias = torch.full_like(one.model.lm_head.bias, -1e9)
@@ -85,19 +94,24 @@ def expected(path: Path, kind: str, settings: dict[str, Any]) -> list[str]:
     [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 2, "suppress_tokens": [12]}, {"forced_eos_token_id": 2}],
 )
 def test_only_candidates_of_each_sentence_are_searched(
-    path: Path, kind: str, settings: dict[str, Any], least: int, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    kind: str,
+    settings: dict[str, Any],
+    least: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shortlist, "_LEAST_SELECTED", least)
     right = expected(path, kind, settings)
-    assert len(set(right)) > 1 and right != list(translator(kind=kind).translate(SENTENCES, **settings))
+    assert len(set(right)) > 1
+    assert right != list(translator(kind=kind).translate(SENTENCES, **settings))
     short = translator(path, kind)
     for size in (1, 5, 64):  # with refilled rows
         assert list(short.translate(SENTENCES, batch_size=size, **settings)) == right
     engine = Engine(short, **settings)
     futures = engine.submit([short.encode(sentence, 1) for sentence in SENTENCES])
-    served = [short.target_tokenizer.decode(future.result()[0].tokens, skip_special_tokens=True) for future in futures]
+    tokens = [future.result()[0].tokens for future in futures]
     engine.close()
-    assert served == right
+    assert short.target_tokenizer.batch_decode(tokens, skip_special_tokens=True) == right
 
 
 @pytest.mark.parametrize("tokens", [3, 4])
@@ -109,28 +123,31 @@ def test_padding_has_no_candidates_of_its_own(tokens: int) -> None:
 
 
 def test_prefix_may_have_any_tokens(path: Path) -> None:
-    found = list(translator(path).translate(SENTENCES, prefixes=["the big red house"] * len(SENTENCES)))
-    assert all(text.startswith("the big red house") for text in found)
+    prefix = "the big red house"
+    for text in translator(path).translate(SENTENCES, prefixes=[prefix] * len(SENTENCES)):
+        assert text.startswith(prefix)
 
 
-def test_shortlist_without_a_token_is_refused(tmp_path):
+def test_shortlist_without_a_token_is_refused(tmp_path: Path) -> None:
     for pairs in ([], [("", "")]):
         assert error_of(write_shortlist, translator(), pairs, tmp_path / "s").startswith("shortlist: no token")
     assert not (tmp_path / "s").exists()
 
 
 def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, path = translator(), tmp_path / "lex.txt"
+    whole = translator()
+    path = tmp_path / "lex.txt"
     links = [[(0, 1), (1, 0)], [(0, 0)], [(1, 0)]]
     monkeypatch.setattr(shortlist_files, "align", lambda *_, **__: links)
     monkeypatch.setattr(shortlist_files, "FREQUENT", 2)
     count = write_shortlist(whole, PAIRS, path)
-    table = dict(line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
-    assert len(table) == count + 1 and len(table[""].split(" ")) <= 2
+    table = table_of(path)
+    assert len(table) == count + 1
+    assert len(table[""]) <= 2
     tokenize = whole.source_tokenizer.tokenize
     for word, others in (("two", ["two"]), ("hundred", ["hundred"]), ("seven", ["seven", "red"])):
         for name in tokenize(word):
-            assert {*table[name].split(" ")} == {target for other in others for target in tokenize(other)}
+            assert {*table[name]} == {target for other in others for target in tokenize(other)}
     monkeypatch.undo()
     write_shortlist(whole, PAIRS, path)
     assert list(translator(path).translate(["two seven"]))
@@ -140,7 +157,11 @@ def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.Mo
     ("text", "message"),
     [("one\n", "line 1: 'one'"), ("\tĠseven nothing\n", "line 1: 'nothing'"), ("nothing\tĠ\n", "'nothing'")],
 )
-def test_files_of_another_model_are_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_files_of_another_model_are_refused(
+    text: str,
+    message: str,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lex.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
         translator(tmp_path / "lex.txt")
@@ -148,8 +169,14 @@ def test_files_of_another_model_are_refused(text: str, message: str, tmp_path: P
 
 def test_ensembles_and_searches_of_transformers_are_refused(path: Path) -> None:
     one = translator(path)
-    settings: list[dict[str, Any]] = [{"do_sample": True}, {"num_beam_groups": 2, "num_beams": 2}]
-    for wrong in settings:
+    wrong: list[dict[str, Any]] = [{"do_sample": True}, {"num_beam_groups": 2, "num_beams": 2}]
+    for settings in wrong:
         with pytest.raises(UserError, match="shortlist"):
-            list(one.translate(SENTENCES, **wrong))
-    assert "shortlist" in error_of(Translator, one.model, one.source_tokenizer, ensemble=[one.model], shortlist=path)
+            list(one.translate(SENTENCES, **settings))
+    assert "shortlist" in error_of(
+        Translator,
+        one.model,
+        one.source_tokenizer,
+        ensemble=[one.model],
+        shortlist=path,
+    )
