@@ -49,8 +49,11 @@ def test_searches_have_prefixes_of_one_length_and_share_full_batches(refill: boo
         counts[prefix, len(job.indices) > 8] += 1
         if len(job.indices) <= 8:
             assert len(job.indices) * lengths[0] <= 24
-    assert counts[0, True] == (3 if refill else 0) and counts[1, True] == (3 if refill else 0)
-    assert [len(job.indices) for job in jobs][:2] == [2, 8 if not refill else len(jobs[1].indices)]
+    searches = 3 if refill else 0
+    assert counts[0, True] == searches
+    assert counts[1, True] == searches
+    assert len(jobs[0].indices) == 2
+    assert refill or len(jobs[1].indices) == 8
 
 
 def test_shards_have_at_least_32_sentences_and_mixed_lengths() -> None:
@@ -70,7 +73,10 @@ def test_shards_have_at_least_32_sentences_and_mixed_lengths() -> None:
 def test_each_sentence_has_its_prefix() -> None:
     assert list(with_prefixes("ab", None)) == [("a", ""), ("b", "")]
     assert list(with_prefixes("ab", ["x", "y"])) == [("a", "x"), ("b", "y")]
-    for sentences, prefixes, has in (("a", "xy", "a prefix but no source"), ("ab", "x", "a source but no prefix")):
+    for sentences, prefixes, has in (
+        ("a", "xy", "a prefix but no source"),
+        ("ab", "x", "a source but no prefix"),
+    ):
         message = f"prefixes: line 8 has {has}; each source needs one"
         assert error_of(list, with_prefixes(sentences, prefixes, first_line=7)) == message
 
@@ -87,14 +93,16 @@ def test_lines_of_a_fault_are_ranges_of_which_a_hundred_are_shown(gaps: tuple[in
     shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:100])
     others = sum(last - first + 1 for first, last in ranges[100:])
     more = f" and {others:,} more" if others else ""
-    whole, parts = LineWarnings(), LineWarnings()
+    whole = LineWarnings()
+    parts = LineWarnings()
     for start in range(0, 450, 90):
         part = LineWarnings()
         for line in lines[start : start + 90]:
             whole.add_fault("x", line, f"s{line}")
             whole.add_fault("x", line)  # a second one of the same line
             part.add_fault("x", line - start, f"s{line}")
-        part.hypotheses, part.invalid = 3, start == 90
+        part.hypotheses = 3
+        part.invalid = start == 90
         parts.add(part, lambda start=start: start)
     expected = f"x, such as 's{lines[0]}' (450 lines: {shown}{more})"
     assert whole.warnings() == [expected]

@@ -65,14 +65,18 @@ def doors(tmp_path_factory, folder, translator):
         return [text or "" for text in rows.map(batches, batched=True)["translation"]]
 
     def of_spark(cells):
-        frame = pandas.DataFrame({"source": pandas.Series(cells, dtype="object")})
+        frame = pandas.DataFrame({"source": cells}, dtype="object")
         (translated,) = batches.map_in_pandas([frame])
         return ["" if pandas.isna(text) else text for text in translated["translation"]]
 
     def of_server(cells):
         with client_of(language_pair(translator)) as client:
             body = json.dumps({"q": cells, "source": "en", "target": "de"})
-            answer = client.post("/translate", content=body, headers={"Content-Type": "application/json"})
+            answer = client.post(
+                "/translate",
+                content=body,
+                headers={"Content-Type": "application/json"},
+            )
         if answer.status_code == 400:
             raise ValueError(answer.json()["error"])
         return [text.strip() for text in answer.json()["translatedText"]]  # which keeps the layout
@@ -127,7 +131,11 @@ def test_numbers_and_addresses_stay_at_every_door_with_the_package(doors, name: 
 
 @pytest.mark.parametrize(
     ("items", "kind"),
-    [(TEXT, "one string"), ({"source": [TEXT]}, "a dict"), (pandas.DataFrame({"source": [TEXT]}), "a DataFrame")],
+    [
+        (TEXT, "one string"),
+        ({"source": [TEXT]}, "a dict"),
+        (pandas.DataFrame({"source": [TEXT]}), "a DataFrame"),
+    ],
 )
 def test_items_are_texts_and_no_letters_or_names_of_columns(doors, items, kind: str) -> None:
     with pytest.raises(UserError, match=f"^sentences: an iterable of strings is needed, not {kind}"):
@@ -136,7 +144,8 @@ def test_items_are_texts_and_no_letters_or_names_of_columns(doors, items, kind: 
 
 def test_prefixes_are_cells_too(translator) -> None:
     free, forced = translator.translate([TEXT, TEXT], prefixes=[None, "seven"])
-    assert free == next(translator.translate([TEXT])) and forced.startswith("seven")
+    assert free == next(translator.translate([TEXT]))
+    assert forced.startswith("seven")
     for wrong, reason in [([3], "line 1 is 3 .int., not text"), ("seven", "not one string")]:
         with pytest.raises(UserError, match=f"^prefixes: .*{reason}"):
             list(translator.translate([TEXT], prefixes=wrong))

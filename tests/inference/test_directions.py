@@ -9,13 +9,16 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.text.language_tokens import Direction
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import error_of, save_model, save_model_of_languages
+from tests.model_helpers import DIRECTIONS, error_of, save_model, save_model_of_languages
 
-TEXT = [
-    f"{a} hundred and {b}" for a in ("seven", "eight", "nine hundred and nine") for b in ("two", "ten", "three ten")
-]
-CODES = [("en", "de"), ("en", "fr"), ("de", "en")]
-EACH = [CODES[i % 3] for i in range(len(TEXT))]
+HUNDREDS = ("seven", "eight", "nine hundred and nine")
+UNITS = ("two", "ten", "three ten")
+TEXT = [f"{hundreds} hundred and {units}" for hundreds in HUNDREDS for units in UNITS]
+EACH = DIRECTIONS * 3
+LANGUAGES: dict[str, Any] = {
+    "source_lang": [source for source, _ in EACH],
+    "target_lang": [target for _, target in EACH],
+}
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["source", "target"])
@@ -23,13 +26,20 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model_of_languages(tmp_path_factory.mktemp("model"), request.param, tie_word_embeddings=False)
 
 
-def codes(side: int) -> list[str]:
-    return [direction[side] for direction in EACH]
+@pytest.fixture
+def translator(folder: Path) -> Translator:
+    return Translator.from_pretrained(folder, workers=1)
 
 
-def by_transformers(folder: Path, text: str, target: str, **settings: Any) -> list[int]:
+def by_transformers(
+    folder: Path,
+    text: str,
+    target: str,
+    **settings: Any,
+) -> list[int]:
     """The ids that plain transformers gives for a sentence, with the mark in the text or as a first token."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     on_source = f">>{target}<<" in tokenizer.get_vocab()
     if not on_source:
         settings["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(f"__{target}__")
@@ -43,45 +53,66 @@ def by_transformers(folder: Path, text: str, target: str, **settings: Any) -> li
 @pytest.mark.parametrize(
     "settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "batch_size": 2}, {"batch_size": 1}]
 )
-def test_mixed_directions_give_the_tokens_of_single_sentences(folder: Path, settings: dict[str, Any]) -> None:
-    translator = Translator.from_pretrained(folder, workers=1)
+def test_mixed_directions_give_the_tokens_of_single_sentences(
+    folder: Path,
+    translator: Translator,
+    settings: dict[str, Any],
+) -> None:
     settings |= {"max_new_tokens": 12}
     mixed = translator.translate_nbest(
-        TEXT, source_lang=codes(0), target_lang=codes(1), probabilities=True, **settings
+        TEXT,
+        **LANGUAGES,
+        probabilities=True,
+        **settings,
     )
     mark = translator.directions.prefix_length
-    found = [translator.target_tokenizer.convert_tokens_to_ids(best.tokens[mark:]) for best, *_ in mixed]
-    beams = {name: value for name, value in settings.items() if name != "batch_size"}
-    assert found == [
-        by_transformers(folder, text, target, **beams) for text, (_, target) in zip(TEXT, EACH, strict=True)
-    ]
+    settings.pop("batch_size", None)
+    for text, (_, target), (best, *_) in zip(TEXT, EACH, mixed, strict=True):
+        ids = translator.target_tokenizer.convert_tokens_to_ids(best.tokens[mark:])
+        assert ids == by_transformers(folder, text, target, **settings)
 
 
 def test_mixed_directions_of_an_ensemble(folder: Path, tmp_path: Path) -> None:
     on_source = ">>de<<" in AutoTokenizer.from_pretrained(folder).get_vocab()
     settings = {"num_beams": 2, "max_new_tokens": 8}
-    other = save_model_of_languages(tmp_path / "other", on_source, seed=1, tie_word_embeddings=False)
+    other = save_model_of_languages(
+        tmp_path / "other",
+        on_source,
+        seed=1,
+        tie_word_embeddings=False,
+    )
     translator = Translator.from_pretrained(folder, ensemble=[other], workers=1)
-    mixed = list(translator.translate(TEXT, source_lang=codes(0), target_lang=codes(1), batch_size=4, **settings))
-    single = [
-        next(translator.directed(*direction).translate([text], **settings))
-        for text, direction in zip(TEXT, EACH, strict=True)
-    ]
-    assert mixed == single
+    mixed = translator.translate(
+        TEXT,
+        **LANGUAGES,
+        batch_size=4,
+        **settings,
+    )
+    for text, direction, translation in zip(TEXT, EACH, mixed, strict=True):
+        assert [translation] == list(translator.directed(*direction).translate([text], **settings))
 
 
-def test_marks_are_no_words(folder: Path) -> None:
-    translator = Translator.from_pretrained(folder)
-    best = next(translator.translate_nbest(TEXT[:1], target_lang="de", alignment=True, max_new_tokens=8))[0]
-    assert best.alignment
-    assert max(source for source, _ in best.alignment) < len(TEXT[0].split())
-    assert max(target for _, target in best.alignment) < max(1, len(best.text.split()))
+def test_marks_are_no_words(translator: Translator) -> None:
+    ((best,),) = translator.translate_nbest(
+        TEXT[:1],
+        target_lang="de",
+        alignment=True,
+        max_new_tokens=8,
+    )
+    sources, targets = zip(*best.alignment, strict=True)
+    assert max(sources) < len(TEXT[0].split())
+    assert max(targets) < max(1, len(best.text.split()))
 
 
-def test_prefixes_follow_the_mark(folder: Path) -> None:
-    translator = Translator.from_pretrained(folder)
-    found = translator.translate(TEXT, target_lang=codes(1), prefixes=["siebenhundert"] * len(TEXT), max_new_tokens=5)
-    assert all(text.startswith("siebenhundert") for text in found)
+def test_prefixes_follow_the_mark(translator: Translator) -> None:
+    prefix = "siebenhundert"
+    for text in translator.translate(
+        TEXT,
+        **LANGUAGES,
+        prefixes=[prefix] * len(TEXT),
+        max_new_tokens=5,
+    ):
+        assert text.startswith(prefix)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +125,11 @@ def test_prefixes_follow_the_mark(folder: Path) -> None:
         ({"target_lang": ["de"] * 100}, "target_lang"),
     ],
 )
-def test_unknown_and_missing_languages_are_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
-    translator = Translator.from_pretrained(folder)
+def test_unknown_and_missing_languages_are_refused(
+    translator: Translator,
+    arguments: dict[str, Any],
+    message: str,
+) -> None:
     with pytest.raises(UserError, match=message):
         list(translator.translate(TEXT, max_new_tokens=2, **arguments))
     assert "target_lang" in error_of(translator.directed, "en", "xx")
@@ -113,27 +147,37 @@ def test_model_of_one_direction_has_no_other(tmp_path: Path) -> None:
         (" >>DE<<seven", r"line 2: >>DE<<: the model does not read this mark; give target_lang"),
     ],
 )
-def test_mark_of_a_language_that_the_model_lacks_is_refused(folder: Path, text: str, message: str) -> None:
-    translator = Translator.from_pretrained(folder)
+def test_mark_of_a_language_that_the_model_lacks_is_refused(
+    translator: Translator,
+    text: str,
+    message: str,
+) -> None:
+    settings: dict[str, Any] = {"target_lang": "de", "max_new_tokens": 2}
     with pytest.raises(UserError, match=message):
-        list(translator.translate(["seven", text], target_lang="de", max_new_tokens=2))
+        list(translator.translate(["seven", text], **settings))
     # In the middle of a text it is text.
-    assert len(list(translator.translate([f"seven {text}"], target_lang="de", max_new_tokens=2))) == 1
+    assert len(list(translator.translate([f"seven {text}"], **settings))) == 1
 
 
 @pytest.mark.parametrize("text", ["seven >>fr<< eight", "seven eight >>fr<<", ">>fr<< seven eight"])
 def test_mark_in_the_text_does_not_choose_the_language(tmp_path: Path, text: str) -> None:
     translator = Translator.from_pretrained(save_model_of_languages(tmp_path / "model"))
-    marks = set(translator.directions.source.ids.values())
+    marks = translator.directions.source.ids
     ids = translator.directed("en", "de").encode(text)
-    assert marks.intersection(ids) == {translator.directions.source.ids["de"]} and ids[0] in marks
+    assert ids[0] == marks["de"]
+    assert not {*marks.values()}.intersection(ids[1:]) - {marks["de"]}
 
 
-@pytest.mark.parametrize("on_source", [True, False])
-def test_codes_may_be_spelt_in_another_way(tmp_path: Path, on_source: bool) -> None:
+def test_codes_may_be_spelt_in_another_way(translator: Translator) -> None:
     """Also that of a source language, which has no token if the source is marked with its target."""
-    translator = Translator.from_pretrained(save_model_of_languages(tmp_path / "model", on_source))
-    expected = list(translator.translate(TEXT, source_lang="en", target_lang="de", max_new_tokens=4))
+    expected = list(
+        translator.translate(
+            TEXT,
+            source_lang="en",
+            target_lang="de",
+            max_new_tokens=4,
+        )
+    )
     assert list(translator.directed("EN", "De").translate(TEXT, max_new_tokens=4)) == expected
 
 
@@ -148,7 +192,12 @@ def test_codes_may_be_spelt_in_another_way(tmp_path: Path, on_source: bool) -> N
         (("fr", "de"), ("fr", "de")),  # an untrained pair that is named whole
     ],
 )
-def test_missing_code_is_that_of_the_only_pair(folder: Path, given: Direction, completed: Direction) -> None:
-    directions = Translator.from_pretrained(folder).directions
-    assert directions.completed(*given) == directions.changed(*given).default == completed
+def test_missing_code_is_that_of_the_only_pair(
+    translator: Translator,
+    given: Direction,
+    completed: Direction,
+) -> None:
+    directions = translator.directions
+    assert directions.completed(*given) == completed
+    assert directions.changed(*given).default == completed
     assert next(directions.each(*given)) == completed

@@ -1,5 +1,6 @@
 """Sequence-level distillation: the teacher's translations become training text."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +39,40 @@ def pairs(folder: Path) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
+def complete(translations: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs with `LINES` without those of which a side is blank."""
+    return [pair for pair in zip(LINES, translations, strict=True) if all(map(str.strip, pair))]
+
+
 def test_distilled_text_pairs_each_line_with_its_translation(teacher, source, tmp_path):
     output = tmp_path / "a" / "new" / "folder"
     count = distil(teacher, source, output, num_beams=2)
-    expected = [(line, text) for line, text in zip(LINES, teacher.translate(LINES, num_beams=2), strict=True) if line]
-    assert pairs(output) == [pair for pair in expected if pair[1].strip()]
-    assert count == len(pairs(output)) > 0
+    found = pairs(output)
+    assert found == complete(teacher.translate(LINES, num_beams=2))
+    assert count == len(found) > 0
 
 
 def test_distilled_text_of_a_finished_translation_is_not_translated_again(teacher, source, tmp_path, monkeypatch):
-    distil(teacher, source, tmp_path / "out", num_beams=1)
-    before = pairs(tmp_path / "out")
-    (tmp_path / "out" / SOURCE).unlink()
+    output = tmp_path / "out"
+    distil(teacher, source, output, num_beams=1)
+    before = pairs(output)
+    (output / SOURCE).unlink()
     monkeypatch.setattr(distilled_text, "translate_file", None)
-    distil(teacher, source, tmp_path / "out", num_beams=1)
-    assert pairs(tmp_path / "out") == before
-    assert "output_dir" in error_of(distil, teacher, source, tmp_path / "out", num_beams=2)
+    distil(teacher, source, output, num_beams=1)
+    assert pairs(output) == before
+    assert "output_dir" in error_of(distil, teacher, source, output, num_beams=2)
     assert "is a file" in error_of(distil, teacher, source, source)
 
 
 def test_distilled_text_of_back_translation_has_the_translations_as_source(teacher, source, tmp_path):
     for name, back_translation in (("there", False), ("back", True)):
-        distil(teacher, source, tmp_path / name, back_translation=back_translation, num_beams=1)
+        distil(
+            teacher,
+            source,
+            tmp_path / name,
+            back_translation=back_translation,
+            num_beams=1,
+        )
     assert pairs(tmp_path / "back") == [(target, line) for line, target in pairs(tmp_path / "there")] != []
 
 
@@ -67,9 +80,14 @@ def test_distilled_text_of_sampling_has_its_translations(teacher, source, tmp_pa
     torch.manual_seed(1)
     distil(teacher, source, tmp_path / "out", temperature=1.5)
     torch.manual_seed(1)
-    sampling = {"do_sample": True, "temperature": 1.5, "top_k": 0, "num_beams": 1}
+    sampling = {
+        "do_sample": True,
+        "temperature": 1.5,
+        "top_k": 0,
+        "num_beams": 1,
+    }
     texts = list(map(on_one_line, teacher.translate(LINES, **sampling)))
-    assert pairs(tmp_path / "out") == [pair for pair in zip(LINES, texts, strict=True) if all(map(str.strip, pair))]
+    assert pairs(tmp_path / "out") == complete(texts)
     assert texts != list(teacher.translate(LINES, num_beams=1))
     assert "temperature" in error_of(distil, teacher, source, tmp_path / "other", temperature=-1)
 

@@ -9,7 +9,12 @@ from hf_vanilla_transformer.inference.inside_view import norms_and_positions
 
 
 def test_positions_and_norms_of_a_bfloat16_model_are_in_float32() -> None:
-    config = VanillaTransformerConfig(vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1)
+    config = VanillaTransformerConfig(
+        vocab_size=20,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+    )
     config.encoder_attention_heads = config.decoder_attention_heads = 2
     model = VanillaTransformerModel(config).eval().bfloat16()
     states = torch.randn(1, 4, 16, dtype=torch.bfloat16)

@@ -59,7 +59,9 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
     for frame in FRAMES:
         sentence = frame.replace("{}", span)
         protected = protect(sentence)
-        assert protected is not None and span not in protected.text and has_words(sentence)
+        assert protected is not None
+        assert span not in protected.text
+        assert has_words(sentence)
         restored, links = protected.restore(protected.text, None)
         assert restored == sentence
         assert {source for source, _ in links} == {target for _, target in links}
@@ -100,7 +102,8 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
     ],
 )
 def test_ordinary_sentences_have_no_spans(sentence: str) -> None:
-    assert protect(sentence) is None and has_words(sentence)
+    assert protect(sentence) is None
+    assert has_words(sentence)
 
 
 @pytest.mark.parametrize("kind", [*IN_WORDS, *BETWEEN_WORDS], ids=lambda kind: kind.name)
@@ -113,13 +116,15 @@ def test_each_kind_of_span_has_its_example_and_not_its_counter_example(kind: Spa
 
 def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
     protected = protect("The {count}th of l'{name} and caf&eacute;s here")
-    assert protected is not None and protected.text == "The of l' and here"
+    assert protected is not None
+    assert protected.text == "The of l' and here"
     assert protected.restore("Der von l' und hier", None)[0] == "Der {count}th von l'{name} und caf&eacute;s hier"
 
 
 def test_formats_of_subtitles_do_not_take_the_words_beside_them() -> None:
     protected = protect("{\\i1}five{\\i0} six")
-    assert protected is not None and protected.text == "five six"
+    assert protected is not None
+    assert protected.text == "five six"
     assert protected.restore("FIVE SIX", None)[0] == "{\\i1}FIVE{\\i0} SIX"
 
 
@@ -138,7 +143,8 @@ def test_spans_return_with_the_space_around_them(sentence: str, translation: str
 
 def test_spans_follow_the_alignment() -> None:
     protected = protect("Ask {name} for %s today")
-    assert protected is not None and protected.text == "Ask for today"
+    assert protected is not None
+    assert protected.text == "Ask for today"
     restored, links = protected.restore("Heute nach fragen", [(0, 2), (1, 1), (2, 0)])
     assert restored == "Heute nach %s fragen {name}"
     assert links == [(0, 3), (1, 4), (2, 1), (3, 2), (4, 0)]
@@ -156,7 +162,11 @@ LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 9), st.integers(0
     st.text("Ab, .日", max_size=20),
     LINKS,
 )
-def test_no_span_is_lost_or_doubled(sentence: str, translation: str, links: list | None) -> None:
+def test_no_span_is_lost_or_doubled(
+    sentence: str,
+    translation: str,
+    links: list | None,
+) -> None:
     sentence = sentence.strip()
     protected = protect(sentence)
     if protected is None:
@@ -164,7 +174,11 @@ def test_no_span_is_lost_or_doubled(sentence: str, translation: str, links: list
     assert protected.restore(protected.text, None)[0] == sentence
     restored, pairs = protected.restore(translation, links)
     rest = restored
-    for core in sorted([span.opening.strip() for span in protected.spans], key=len, reverse=True):
+    for core in sorted(
+        [span.opening.strip() for span in protected.spans],
+        key=len,
+        reverse=True,
+    ):
         assert core in rest
         rest = rest.replace(core, "\0", 1)
     assert all(i < len(sentence) and j < len(restored) for i, j in pairs)
@@ -183,9 +197,22 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
         " ".join(draw.sample(words, 3) + [f"{{n{number}}}", f"%{number}$s", draw.choice(words)]) + "."
         for number in range(500)
     ]
-    lists = list(translator.translate_nbest(sentences, 2, protect=True, num_beams=2, alignment=True))
+    lists = list(
+        translator.translate_nbest(
+            sentences,
+            2,
+            protect=True,
+            num_beams=2,
+            alignment=True,
+        )
+    )
     with client_of(language_pair(translator, num_beams=2), max_characters=10**6) as client:
-        request = {"q": sentences, "source": "en", "target": "de", "alternatives": 1}
+        request = {
+            "q": sentences,
+            "source": "en",
+            "target": "de",
+            "alternatives": 1,
+        }
         answer = client.post("/translate", json=request).json()
         html = client.post("/translate", json={**request, "alternatives": 0, "format": "html"}).json()
     served = [[best, *others] for best, others in zip(answer["translatedText"], answer["alternatives"], strict=True)]
@@ -222,4 +249,5 @@ def test_escapes_of_moses_are_words_of_models_trained_on_them(vocabulary, escape
     for sentence in ("a man &apos;s &quot; hat &quot;", "&quot; a &quot;"):
         assert (protect(sentence, escaped) is None) == escaped
     protected = protect("a man &apos;s {hat} &nbsp; b", escaped)
-    assert ("&apos;s" in protected.text) == escaped and "{hat}" not in protected.text
+    assert ("&apos;s" in protected.text) == escaped
+    assert "{hat}" not in protected.text

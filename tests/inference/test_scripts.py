@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -46,28 +47,34 @@ def cases(kinds: list[tuple[str, str]], count: int = 10) -> Iterator[tuple[str, 
             start = draw.randrange(len(chosen))
             end = draw.randrange(start + 1, len(chosen) + 1)
             opening, closing = draw.choice(kinds)
-            pieces = [space.join(part) for part in (chosen[:start], chosen[start:end], chosen[end:])]
-            before, after = (space if start else ""), (space if end < len(chosen) else "")
-            marked = f"{pieces[0]}{before}{opening}{pieces[1]}{closing}{after}{pieces[2]}{stop}"
-            yield marked, space.join(chosen) + stop
+            marked = opening + space.join(chosen[start:end]) + closing
+            parts = (space.join(chosen[:start]), marked, space.join(chosen[end:]))
+            yield space.join(filter(None, parts)) + stop, space.join(chosen) + stop
+
+
+def with_itself(text: str) -> list[tuple[int, int]]:
+    """A link of each word."""
+    return [(i, i) for i in range(len(words(text)))]
 
 
 def copied(texts: list[str]) -> list[list[TranslatedPart]]:
-    return [[TranslatedPart(text, text, [(i, i) for i in range(len(words(text)))])] for text in texts]
+    return [[TranslatedPart(text, text, with_itself(text))] for text in texts]
 
 
-def test_copies_of_marked_sentences_are_the_sentences() -> None:
-    for kinds, split in ((HTML, split_html), (MARKDOWN, split_markdown)):
-        for document, text in cases(kinds):
-            pieces = split(document)
-            assert translate_pieces(pieces, copied) == document
-            assert kinds is MARKDOWN or "".join(one.text for one in passages_of([pieces])) == text
-    for span in SPANS:
-        for sentence, _ in cases([(span, "")], 5):
-            protected = protect(sentence)
-            assert protected.restore(protected.text, None)[0] == sentence
-            restored, links = protected.restore(protected.text, [(i, i) for i in range(len(words(protected.text)))])
-            assert restored == sentence and links == [(i, i) for i in range(len(words(sentence)))]
+@pytest.mark.parametrize(("kinds", "split"), [(HTML, split_html), (MARKDOWN, split_markdown)])
+def test_copies_of_marked_documents_are_the_documents(kinds: list[tuple[str, str]], split: Any) -> None:
+    for document, text in cases(kinds):
+        pieces = split(document)
+        assert translate_pieces(pieces, copied) == document
+        assert kinds is MARKDOWN or "".join(one.text for one in passages_of([pieces])) == text
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_copies_of_sentences_with_spans_are_the_sentences(span: str) -> None:
+    for sentence, _ in cases([(span, "")], 5):
+        protected = protect(sentence)
+        assert protected.restore(protected.text, None)[0] == sentence
+        assert protected.restore(protected.text, with_itself(protected.text)) == (sentence, with_itself(sentence))
 
 
 def test_elements_move_with_their_words() -> None:
@@ -77,10 +84,16 @@ def test_elements_move_with_their_words() -> None:
         translation = " ".join(text[start:end] for start, end in spans[::-1])
         part = TranslatedPart(text, translation, [(i, len(spans) - 1 - i) for i in range(len(spans))])
         moved = translate_pieces(split_html(document), lambda _, part=part: [[part]])
-        start, end = document.index("<"), document.rindex("</") - document.index(">") - 1 + document.index("<")
+        start = document.index("<")
+        end = start + len(inside_of(document))
         expected = [text[max(first, start) : min(last, end)].strip(STOPS) for first, last in spans[::-1]]
-        inside = [word.strip(STOPS) for word in moved[moved.index(">") + 1 : moved.rindex("</")].split()]
+        inside = [word.strip(STOPS) for word in inside_of(moved).split()]
         assert inside == [word for word in expected if word]
+
+
+def inside_of(document: str) -> str:
+    """The content of its first element."""
+    return document[document.index(">") + 1 : document.rindex("</")]
 
 
 def test_links_of_a_copy_are_each_word_with_itself(monkeypatch) -> None:
@@ -88,7 +101,8 @@ def test_links_of_a_copy_are_each_word_with_itself(monkeypatch) -> None:
     tokenizer = train_tokenizer(sentences * 3, 400)
     model = aligning_model(tokenizer)
     ids = [tokenizer(text)["input_ids"] for text in sentences]
-    copied, links_of = torch.eye(max(map(len, ids))), alignment._links
+    copied = torch.eye(max(map(len, ids)))
+    links_of = alignment._links
     monkeypatch.setattr(alignment, "_links", lambda _, *ranges: links_of(copied, *ranges))
     links = alignment.align(model, tokenizer, tokenizer, ids, ids, words=words)
     for text, tokens, pairs in zip(sentences, ids, links, strict=True):

@@ -17,6 +17,8 @@ from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 from tests.pair_files import PAIRS, write_pairs
 
+SOURCES = [source for source, _ in PAIRS]
+TARGETS = [target for _, target in PAIRS]
 FORMATS = ["x.csv", "x.CSV", "x.csv.gz", "x.tsv", "x.jsonl", "x.json", "x.parquet", "x.tmx", "x.tmx.gz", "x.xlf"]
 
 
@@ -25,12 +27,12 @@ def test_commands_read_the_sentences_that_training_reads(tmp_path, name):
     path = write_pairs(tmp_path, name)
     pairs, _ = load_pairs(path)
     assert list(zip(pairs["source"][:], pairs["target"][:], strict=True)) == PAIRS
-    sources, targets = map(list, zip(*PAIRS, strict=True))
-    assert (list(read_sentences(path)), list(read_sentences(path, "target"))) == (sources, targets)
-    assert read_sentence_pairs(path, path)[:2] == (sources, targets)
+    assert list(read_sentences(path)) == SOURCES
+    assert list(read_sentences(path, "target")) == TARGETS
+    assert read_sentence_pairs(path, path)[:2] == (SOURCES, TARGETS)
     text = tmp_path / "x.txt"
-    text.write_text("\n".join(sources) + "\n", encoding="utf-8")
-    assert read_sentence_pairs(text, path) == (sources, targets, [{}] * len(sources))
+    text.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    assert read_sentence_pairs(text, path) == (SOURCES, TARGETS, [{}] * len(SOURCES))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
@@ -45,15 +47,18 @@ def test_commands_read_the_sentences_that_training_reads(tmp_path, name):
 )
 def test_columns_are_named_or_those_of_the_languages(tmp_path, name, columns):
     path = write_pairs(tmp_path, name, "en", "de")
-    assert read_sentence_pairs(path, path, columns)[:2] == tuple(map(list, zip(*PAIRS, strict=True)))
+    assert read_sentence_pairs(path, path, columns)[:2] == (SOURCES, TARGETS)
     with pytest.raises(UserError, match="'number', 'en', 'de'.*source_column"):
         list(read_sentences(path))
 
 
 def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, caplog):
-    (path := tmp_path / "x.csv").write_text('source,target\na,b\n"c\nd",e\nf\n,g\n')
-    assert read_sentence_pairs(path, tmp_path / "x" / ".." / "x.csv") == (["a", "c d"], ["b", "e"], [{}, {}])
-    assert "kept 2 of 4 pairs" in caplog.text and "missing target" in caplog.text
+    path = tmp_path / "x.csv"
+    path.write_text('source,target\na,b\n"c\nd",e\nf\n,g\n')
+    same = tmp_path / "x" / ".." / "x.csv"
+    assert read_sentence_pairs(path, same) == (["a", "c d"], ["b", "e"], [{}, {}])
+    assert "kept 2 of 4 pairs" in caplog.text
+    assert "missing target" in caplog.text
     assert list(read_sentences(path)) == ["a", "c d", "f", ""]
     assert "line 5" in error_of(lambda: list(read_sentences(path, "target")))
 
@@ -78,22 +83,33 @@ def test_texts_of_other_lengths_are_refused(tmp_path, lines):
 
 
 def test_languages_and_labels_are_those_of_the_rows_that_are_read(tmp_path):
-    (path := tmp_path / "x.tsv").write_text(
-        "source\ttarget\tsource_lang\ttarget_lang\tkind\na\tb\ten\tde\t1\nc\td\tde\tfr\t2\n"
-        "e\t\ten\tfr\t3\ng\th\ten\tfr\t4\n"
+    path = tmp_path / "x.tsv"
+    path.write_text(
+        "source\ttarget\tsource_lang\ttarget_lang\tkind\n"
+        "a\tb\ten\tde\t1\n"
+        "c\td\tde\tfr\t2\n"
+        "e\t\ten\tfr\t3\n"
+        "g\th\ten\tfr\t4\n"
     )
     columns = Columns(target_lang="fr")
     sentences, codes = read_directed_sentences(path, columns)
     rows = list(zip(sentences, codes["source_lang"], codes["target_lang"], strict=True))
     assert rows == [("c", "de", "fr"), ("e", "en", "fr"), ("g", "en", "fr")]
     sources, targets, cells = read_sentence_pairs(path, path, columns)
-    assert (sources, targets, labels_in(cells, "kind", path)) == (["c", "g"], ["d", "h"], ["2", "4"])
+    assert sources == ["c", "g"]
+    assert targets == ["d", "h"]
+    assert labels_in(cells, "kind", path) == ["2", "4"]
     assert codes_in(cells) == {"source_lang": ["de", "en"], "target_lang": ["fr", "fr"]}
     assert "'kind'" in error_of(labels_in, cells, "sort", path)
-    (text := tmp_path / "x.txt").write_text("a\n")
-    sentences, codes = read_directed_sentences(text)
-    assert (list(sentences), codes) == (["a"], {})
-    assert "'sort'" in error_of(labels_in, [{}], "sort", text)
+
+
+def test_text_has_no_languages_and_labels(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_text("a\n")
+    sentences, codes = read_directed_sentences(path)
+    assert list(sentences) == ["a"]
+    assert codes == {}
+    assert "'sort'" in error_of(labels_in, [{}], "sort", path)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +118,8 @@ def test_languages_and_labels_are_those_of_the_rows_that_are_read(tmp_path):
 def test_other_formats_are_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     path.write_text("1\n00:00:01,000 --> 00:00:02,000\na\n")  # `srt` is a language, too
-    (text := tmp_path / "x.txt").write_text("a\n")
+    text = tmp_path / "x.txt"
+    text.write_text("a\n")
     assert f"x.{suffix}" in error_of(lambda: list(input_lines(path)))
     if suffix not in ("tmx", "csv", "json"):
         for names in ([path, text], [text, path]):

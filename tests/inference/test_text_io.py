@@ -67,14 +67,19 @@ def test_file_may_be_read_while_it_is_rewritten(tmp_path):
     with line_writer(tmp_path / "link") as write:
         for line in input_lines(tmp_path / "a"):
             write(line.upper())
-    assert (tmp_path / "a").read_text() == "B\nC\n" and (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a").read_text() == "B\nC\n"
+    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 def test_compressed_text_is_named_where_it_cannot_be_read(compress, tmp_path, monkeypatch):
     content = compress(b"one\ntwo\n" * 100)
     (tmp_path / "a.txt").write_bytes(content)
-    program = {gzip.compress: "gzip -d", bz2.compress: "bzip2 -d", lzma.compress: "xz -d"}[compress]
+    program = {
+        gzip.compress: "gzip -d",
+        bz2.compress: "bzip2 -d",
+        lzma.compress: "xz -d",
+    }[compress]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert error_of(lambda: list(input_lines())) == (f"standard input is compressed: decompress it with {program}")
     if compress is not gzip.compress:  # which is decompressed

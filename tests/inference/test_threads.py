@@ -13,7 +13,12 @@ from hf_vanilla_transformer.text import train_tokenizer
 from tests.engine.model_changes import aligning_model
 
 WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]
-SETTINGS = {"num_beams": 2, "max_new_tokens": 4, "alignment": True, "probabilities": True}
+SETTINGS = {
+    "num_beams": 2,
+    "max_new_tokens": 4,
+    "alignment": True,
+    "probabilities": True,
+}
 
 
 def lines(count: int) -> list[str]:
@@ -52,13 +57,14 @@ def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
     before = torch.get_num_threads()
 
     def call(number: int):
-        line = text[number % len(text)]
-        kinds = (
-            lambda: rounded(translator.translate_nbest([line], **SETTINGS)) == alone[number % len(text)],
-            lambda: list(translator.translate(text, num_beams=2, max_new_tokens=4)) == plain,
-            lambda: torch.equal(cross_attention(model, tokenizer, None, line, line)[2], maps[number % len(text)]),
-        )
-        return kinds[number % 3 if number % 5 else 0]()
+        index = number % len(text)
+        line = text[index]
+        kind = number % 3 if number % 5 else 0
+        if kind == 0:
+            return rounded(translator.translate_nbest([line], **SETTINGS)) == alone[index]
+        if kind == 1:
+            return list(translator.translate(text, num_beams=2, max_new_tokens=4)) == plain
+        return torch.equal(cross_attention(model, tokenizer, None, line, line)[2], maps[index])
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(20)))

@@ -1,6 +1,9 @@
 """The probability of each token of a translation: those that the search multiplied, for any batch and ensemble."""
 
+import itertools
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -18,38 +21,47 @@ def translator() -> Translator:
 def test_probabilities_multiply_to_the_score(translator: Translator) -> None:
     found = list(translator.translate_nbest([*CORPUS, " "], 4, probabilities=True))
     assert found[-1][0].tokens == found[-1][0].probabilities == []
-    for hypothesis in (each for hypotheses in found[:-1] for each in hypotheses):
-        assert hypothesis.probabilities is not None and hypothesis.tokens is not None
-        assert len(hypothesis.tokens) == len(hypothesis.probabilities)
+    for hypothesis in itertools.chain(*found[:-1]):
+        tokens = hypothesis.tokens
+        assert len(tokens) == len(hypothesis.probabilities)
         assert all(0 <= probability <= 1 for probability in hypothesis.probabilities)
-        penalty = ((5 + len(hypothesis.tokens)) / 6) ** 0.6  # §6.1
-        log_p = sum(math.log(probability) for probability in hypothesis.probabilities)
+        penalty = ((5 + len(tokens)) / 6) ** 0.6  # §6.1
+        log_p = sum(map(math.log, hypothesis.probabilities))
         assert hypothesis.score == pytest.approx(log_p / penalty, abs=1e-3)
-        text = translator.target_tokenizer.convert_tokens_to_string(hypothesis.tokens).replace("</s>", "")
+        text = translator.target_tokenizer.convert_tokens_to_string(tokens).replace("</s>", "")
         assert text.strip() == hypothesis.text.strip()
 
 
 def test_greedy_and_forced_translations_have_probabilities_too(translator: Translator) -> None:
-    (plain,) = translator.translate_nbest([CORPUS[0]], num_beams=1, probabilities=True)
-    (forced,) = translator.translate_nbest([CORPUS[0]], num_beams=1, probabilities=True, prefixes=["two"])
-    assert plain[0].score is None and plain[0].probabilities is not None and forced[0].probabilities is not None
-    assert forced[0].tokens is not None and forced[0].tokens[0].endswith("two")
-    assert forced[0].probabilities[0] < plain[0].probabilities[0]
-    (without,) = translator.translate_nbest([CORPUS[0]])
-    assert without[0].tokens is without[0].probabilities is None
+    def best(**settings: Any) -> Any:
+        ((hypothesis, *_),) = translator.translate_nbest([CORPUS[0]], **settings)
+        return hypothesis
+
+    plain = best(num_beams=1, probabilities=True)
+    forced = best(num_beams=1, probabilities=True, prefixes=["two"])
+    assert plain.score is None
+    assert forced.tokens[0].endswith("two")
+    assert forced.probabilities[0] < plain.probabilities[0]
+    without = best()
+    assert without.tokens is None
+    assert without.probabilities is None
 
 
 def test_memory_limit_does_not_change_probabilities(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [translator.encode(line, 1) for line in CORPUS]
     targets = [[5 + i] * (1 + i) + [2] for i in range(len(CORPUS))]
-    expected = token_log_probabilities([translator.model], translator.source_tokenizer, sources, targets)
+    compute = partial(token_log_probabilities, [translator.model], translator.source_tokenizer, sources, targets)
+    expected = compute()
     batches = []
     original = token_probabilities.decoder_inputs
+
+    def seen_inputs(model: Any, ids: Any) -> Any:
+        batches.append(len(ids))
+        return original(model, ids)
+
     monkeypatch.setattr(token_probabilities, "_MAX_LOGITS", 2 * 5 * 300)
-    monkeypatch.setattr(
-        token_probabilities, "decoder_inputs", lambda model, ids: batches.append(len(ids)) or original(model, ids)
-    )
-    found = token_log_probabilities([translator.model], translator.source_tokenizer, sources, targets)
-    assert batches == [2, 2] and [len(row) for row in found] == [len(target) for target in targets]
+    monkeypatch.setattr(token_probabilities, "decoder_inputs", seen_inputs)
+    found = compute()
+    assert batches == [2, 2]
     for row, wanted in zip(found, expected, strict=True):
         assert row == pytest.approx(wanted, abs=1e-4)
