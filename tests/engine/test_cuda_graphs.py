@@ -163,16 +163,6 @@ def test_steps_that_no_search_uses_make_room_for_another() -> None:
         assert translated(model, 1) == first
 
 
-def test_search_without_memory_tries_once_for_each_size() -> None:
-    recorder = LittleMemory()  # without room for any
-    with recording(recorder, steps_at_once=4):
-        model = optimize_for_inference(varied_model(end=-1e4))
-        settings = {**source([5, 3]), "num_beams": 2, "max_new_tokens": 40}
-        expected = varied_model(end=-1e4).generate(**settings)
-        assert model.generate(**settings).equal(expected)
-    assert recorder.attempts <= 3
-
-
 def test_mask_is_made_from_a_number_of_the_host() -> None:
     """A copy from the host cannot be captured."""
     with torch.device("meta"):

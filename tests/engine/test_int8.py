@@ -10,12 +10,20 @@ from torch.nn import functional as F
 
 from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
-from hf_vanilla_transformer.engine.c_kernels import Rows, View, attend, best, finish, write_cache
+from hf_vanilla_transformer.engine.c_kernels import Rows, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
 from hf_vanilla_transformer.engine.linear import INT8, int8_error, multiplies_like_onednn, packed_linear
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights
 from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.engine.test_c_kernels import (
+    SCALE,
+    Widths,
+    assert_best,
+    attention_by_torch,
+    random_visible,
+    view_of,
+)
 from tests.engine.test_packed_decoder import OPTIONS, Walk, encoded
 from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
 from tests.search_helpers import AS_DICT, source, varied_model
@@ -24,6 +32,12 @@ pytestmark = pytest.mark.skipif(
     int8_error(torch.device("cpu"), torch.float32) is not None or c_kernels.library() is None,
     reason="int8 needs an x86 CPU and the C functions",
 )
+
+
+def sources(*lengths: int) -> tuple[Tensor, Tensor]:
+    """Random sentences, and what of them is no padding."""
+    ids = padded(sentences(list(lengths)))
+    return ids, ids.ne(PAD).long()
 
 
 every_kind = pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
@@ -93,8 +107,7 @@ def test_few_rows_are_multiplied_in_c_with_the_bits_of_onednn(size: tuple[int, i
 @torch.no_grad()
 def test_a_stack_for_few_rows_has_the_bits_of_its_passes(fields: dict[str, Any]) -> None:
     weights = Int8Weights(tiny_model(3, **fields))
-    ids = padded(sentences([5, 2, 7]))
-    mask = ids.ne(PAD).long()
+    ids, mask = sources(5, 2, 7)
     found = []
     for at_once in (True, False):
         if not at_once:
@@ -114,40 +127,33 @@ def test_a_stack_for_few_rows_has_the_bits_of_its_passes(fields: dict[str, Any])
 @pytest.mark.parametrize("widths", [(8, 64, 64), (2, 6, 10), (3, 16, 8)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], bias: bool) -> None:
-    heads, key, value = widths
     batch = 3
     beams = 2
     size = 21
-    columns = heads * (2 * key + value)
+    sizes = Widths(*widths)
+    columns = sizes.query_columns + sizes.cache_columns
     product = torch.randn(batch * beams, columns)
     scales = torch.rand(batch * beams) + 0.1
     shift = torch.randn(columns) if bias else None
-    cache = torch.randn(batch, size, heads * (key + value)).bfloat16()
-    visible = torch.rand(batch, beams, size) < 0.5
-    visible[0, 0] = False
-    visible[1, 1] = True
+    cache = torch.randn(batch, size, sizes.cache_columns).bfloat16()
     rows = torch.arange(batch * beams)
     places = rows // beams * size + rows % beams
-    write_cache(product, heads * key, scales, shift, places, cache)
-    inputs = scaled(product, scales, shift)
-    written = inputs[:, heads * key :]
-    assert (cache.flatten(0, 1)[places] - written).abs().le(2**-8 * written.abs() + 1e-6).all()
-    query = inputs[:, : heads * key].view(batch, beams, heads, key).transpose(1, 2)  # (B, H, K, d_k)
-    parts = cache.float().split([heads * key, heads * value], dim=2)
-    keys, values = (part.unflatten(2, (heads, -1)).transpose(1, 2) for part in parts)
-    expected = F.scaled_dot_product_attention(query, keys, values, visible[:, None], scale=0.3).nan_to_num()
-    view = View(rows // beams * size, visible, rows * size)
+    write_cache(product, sizes.query_columns, scales, shift, places, cache)
+    query, written = scaled(product, scales, shift).split([sizes.query_columns, sizes.cache_columns], dim=1)
+    rounded = cache.flatten(0, 1)[places]
+    assert (rounded - written).abs().le(2**-8 * written.abs() + 1e-6).all()
+    visible = random_visible(batch, beams, size, share=0.5)
     found = attend(
         product,
         widths,
-        0.3,
+        SCALE,
         cache,
-        view,
+        view_of(visible, size),
         scales=scales,
         bias=shift,
         quantized=True,
     )
-    assert_quantized(found, expected.transpose(1, 2).reshape(batch * beams, -1))
+    assert_quantized(found, attention_by_torch(query, cache, visible, sizes))
 
 
 @pytest.mark.parametrize("size", [3, 64, 1000])
@@ -181,9 +187,7 @@ def test_best_tokens_are_those_of_a_sorted_log_softmax(
         bias=shift,
         hidden=hidden,
     )
-    assert_near(values, expected.sort(dim=1, descending=True).values[:, :count], 1e-5)
-    assert_near(values, expected.gather(1, tokens), 1e-5)
-    assert all(len(set(row)) == count for row in tokens.tolist())
+    assert_best(values, tokens, expected, count)
     if not bias and not some:
         assert tokens[1].tolist() == list(range(count)), "the first of equals"
 
@@ -193,8 +197,7 @@ def test_best_tokens_are_those_of_a_sorted_log_softmax(
 def test_int8_computes_every_kind_of_model(fields: dict[str, Any]) -> None:
     model = tiny_model(3, **fields)
     weights = Int8Weights(model)
-    ids = padded(sentences([5, 2, 7]))
-    mask = ids.ne(PAD).long()
+    ids, mask = sources(5, 2, 7)
     exact = model.get_encoder()(ids, mask).last_hidden_state * mask[..., None]
     states = weights.encode(ids, mask).last_hidden_state
     assert (states - exact).norm() < 0.05 * exact.norm()
@@ -312,15 +315,15 @@ def test_int8_translates_sources_without_tokens() -> None:
 @torch.no_grad()
 def test_default_dtype_changes_no_int8_logits() -> None:
     model = tiny_model(3)
-    ids = padded(sentences([5, 2, 7]))
+    ids, mask = sources(5, 2, 7)
 
-    def states() -> torch.Tensor:
-        return Int8Weights(model).encode(ids, ids.ne(model.config.pad_token_id)).last_hidden_state
+    def states() -> Tensor:
+        return Int8Weights(model).encode(ids, mask).last_hidden_state
 
     before = torch.get_default_dtype()
     expected = states()
     try:
         torch.set_default_dtype(torch.bfloat16)
-        assert torch.equal(states(), expected)
+        assert states().equal(expected)
     finally:
         torch.set_default_dtype(before)

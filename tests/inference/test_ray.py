@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 from hf_vanilla_transformer import BatchTranslator, Translator
 from hf_vanilla_transformer.corpora.inputs import DISTILLED
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
-from hf_vanilla_transformer.inference.ray_workers import JOBS_OF_A_WORKER, RayPool
+from hf_vanilla_transformer.inference.ray_workers import RayPool
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model
 
@@ -230,22 +230,6 @@ def test_errors_of_workers_of_ray_reach_the_caller(load: Callable[[], Translator
             list(pool.map(refuse, ["two"], model))
 
 
-@pytest.mark.usefixtures("ray")
-def test_jobs_are_read_as_workers_need_them(load: Callable[[], Translator]) -> None:
-    read = 0
-
-    def jobs() -> Iterator[str]:
-        nonlocal read
-        for read in range(1, 201):
-            yield f"job {read}"
-
-    done = []
-    for result in RayPool("local", load, workers=1).map(echo, jobs(), translator_fingerprint(load())):
-        done.append(result)
-        assert read <= len(done) + JOBS_OF_A_WORKER * (os.cpu_count() or 1)
-    assert sorted(done) == sorted(f"job {number}" for number in range(1, 201))
-
-
 def test_ray_that_does_not_start_is_one_line(
     ray: Any,
     load: Callable[[], Translator],
@@ -260,10 +244,6 @@ def test_ray_that_does_not_start_is_one_line(
     message = r"^ray: cannot connect to a cluster at local \(.*timed out.*\): RAY_raylet_start_wait_time_s=300 [^\n]*$"
     with pytest.raises(UserError, match=message):
         list(RayPool("local", load).map(refuse, ["two"], "of no model"))
-
-
-def echo(translator: Translator, line: str) -> str:
-    return line
 
 
 def refuse(translator: Translator, line: str) -> str:

@@ -1,6 +1,6 @@
 """Jobs of workers of Ray, without a cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -45,7 +45,18 @@ class PretendedRay:
 @pytest.mark.parametrize("jobs", [0, 1, JOBS_OF_A_WORKER, 10 * JOBS_OF_A_WORKER])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_each_job_has_one_result(workers: int, jobs: int) -> None:
-    found = _results(PretendedRay, [Worker() for _ in range(workers)], iter(range(jobs)))
+    """And is read as the workers need it."""
+    read = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(jobs):
+            read.append(number)
+            yield number
+
+    found = []
+    for result in _results(PretendedRay, [Worker() for _ in range(workers)], numbers()):
+        found.append(result)
+        assert len(read) <= len(found) + JOBS_OF_A_WORKER * workers
     assert sorted(found) == [2 * number for number in range(jobs)]
 
 
