@@ -1,5 +1,6 @@
 """`PackedDecoder`, step by step, against the model's modules."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -129,6 +130,18 @@ class Walk:
         )
 
 
+Search = Callable[[Decoder], list[Tensor]]
+
+
+def assert_as_by_modules(
+    model: Model,
+    lengths: list[int],
+    search: Search,
+) -> None:
+    """The logits of a search of sentences of these lengths."""
+    assert_same_walk(*map(search, decoders(model, lengths)))
+
+
 def assert_same_walk(
     ours: list[Tensor],
     theirs: list[Tensor],
@@ -154,13 +167,13 @@ every_kind = pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".j
 @in_c
 @torch.no_grad()
 def test_packed_decoder_computes_every_kind_of_model(fields: dict[str, Any], threads: int) -> None:
-    found = []
-    for decoder in decoders(tiny_model(3, **fields), [5, 2, 7]):
+    def search(decoder: Decoder) -> list[Tensor]:
         walk = Walk(decoder, 3, beams=4, prefix=2)
         before = walk.steps(5)
         walk.select([0, 2])
-        found.append(before + walk.steps(4))
-    assert_same_walk(*found)
+        return before + walk.steps(4)
+
+    assert_as_by_modules(tiny_model(3, **fields), [5, 2, 7], search)
 
 
 @every_kind
@@ -180,7 +193,9 @@ def test_folded_biases_change_no_logits(
     fold_biases(packed.weights)
     folded = {layer.fc2.bias is None for layer in packed.weights.layers}
     assert folded == {fields.get("layer_norm_position") != "pre"}
-    assert_same_walk(*(Walk(decoder, 3, beams=4, prefix=2).steps(5) for decoder in (packed, modules)), 1e-4)
+    ours = Walk(packed, 3, beams=4, prefix=2).steps(5)
+    theirs = Walk(modules, 3, beams=4, prefix=2).steps(5)
+    assert_same_walk(ours, theirs, 1e-4)
 
 
 @pytest.mark.parametrize("least", [0, 2**19])
@@ -198,7 +213,11 @@ def test_packed_decoder_computes_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", least)
-    assert_same_walk(*(Walk(each, len(lengths), beams, prefix).steps(8) for each in decoders(tiny_model(1), lengths)))
+    assert_as_by_modules(
+        tiny_model(1),
+        lengths,
+        lambda decoder: Walk(decoder, len(lengths), beams, prefix).steps(8),
+    )
 
 
 @pytest.mark.parametrize("fields", [*OPTIONS[:2], {"head_dim": 6, "value_head_dim": 10}], ids=",".join)
@@ -215,7 +234,9 @@ def test_wide_searches_compute_with_and_without_a_compiler(
         pytest.skip("needs the C functions")
     model = tiny_model(3, **fields)
     found = []
-    for decoder, other in zip(decoders(model, [5, 2, 7]), decoders(model, [9], seed=1), strict=True):
+    early = decoders(model, [5, 2, 7])
+    late = decoders(model, [9], seed=1)
+    for decoder, other in zip(early, late, strict=True):
         walk = Walk(decoder, 3, beams=packed_decoder.WIDE + 1, prefix=2)
         logits = walk.steps(24)
         walk.select([0, 2])
@@ -227,13 +248,13 @@ def test_wide_searches_compute_with_and_without_a_compiler(
 
 @torch.no_grad()
 def test_one_sentence_of_a_wide_search_has_a_cache_of_its_own() -> None:
-    found = []
-    for decoder in decoders(tiny_model(1), [5, 2, 7]):
+    def search(decoder: Decoder) -> list[Tensor]:
         walk = Walk(decoder, 3, beams=packed_decoder.WIDE)
         walk.steps(3)
         walk.select([1])
-        found.append(walk.steps(8))
-    assert_same_walk(*found)
+        return walk.steps(8)
+
+    assert_as_by_modules(tiny_model(1), [5, 2, 7], search)
 
 
 @torch.no_grad()
@@ -290,7 +311,9 @@ def test_packed_decoder_computes_in_the_models_dtype(
     tolerance: float,
     threads: int,
 ) -> None:
-    ours, theirs = (Walk(each, 3, 4).steps(8) for each in decoders(tiny_model(2).to(dtype), [5, 2, 7]))
+    packed, modules = decoders(tiny_model(2).to(dtype), [5, 2, 7])
+    ours = Walk(packed, 3, 4).steps(8)
+    theirs = Walk(modules, 3, 4).steps(8)
     computes_in_c = threads == 1 and dtype == torch.bfloat16 and c_kernels.library() is not None
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.dtype == (torch.float32 if computes_in_c else dtype)
@@ -342,7 +365,8 @@ def test_caches_hold_each_sentence_once() -> None:
     by_modules = [each for layer in layers for each in (layer.keys, layer.values)]
     for tensors in ([*packed.self_kv, *packed.cross_kv], by_modules):
         # layers, keys and values, width, bytes, sentences, positions of source and target
-        assert sum(tensor.nbytes for tensor in tensors) == 2 * 2 * 32 * 4 * 3 * (7 + 16)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        assert nbytes == 2 * 2 * 32 * 4 * 3 * (7 + 16)
 
 
 @torch.no_grad()

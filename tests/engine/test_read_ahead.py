@@ -125,14 +125,16 @@ def test_prefixes_of_sentences_that_are_read_ahead_stay_with_them() -> None:
     expected = translate()
     with recording(Recorder(), steps_at_once=2):
         assert translate() == expected
-    assert [row[1] for row in expected] == [4, 3, *range(5, 5 + len(later))]
+    prefixes = [row[1] for row in expected]
+    assert prefixes == [4, 3, *range(5, 5 + len(later))]
 
 
 def test_reading_ahead_fails_as_reading_does() -> None:
     with recording(Recorder()):
         model = optimize_for_inference(varied_model())
+        too_many = tuple(source([3, 3, 3]).values())
         with pytest.raises(ValueError, match=r"next_batch: .* brought 3"):
-            model.generate(**source([4, 2]), next_batch=lambda count: tuple(source([3, 3, 3]).values()))
+            model.generate(**source([4, 2]), next_batch=lambda count: too_many)
 
 
 class CountedStream:

@@ -73,8 +73,10 @@ def expected(
     table = table_of(path)
     texts = []
     for sentence in SENTENCES:
-        allowed = [name for token in ("", *tokenizer.tokenize(sentence)) for name in table.get(token, [])]
-        keep = tokenizer.convert_tokens_to_ids([*allowed, *SPECIAL])
+        allowed = [*SPECIAL]
+        for token in ("", *tokenizer.tokenize(sentence)):
+            allowed += table.get(token, [])
+        keep = tokenizer.convert_tokens_to_ids(allowed)
         one = copy.deepcopy(whole)
         with torch.no_grad():
             bias = torch.full_like(one.model.lm_head.bias, -1e9)
@@ -91,7 +93,12 @@ def expected(
 @pytest.mark.parametrize("kind", ["float32", "int8", "modules"])
 @pytest.mark.parametrize(
     "settings",
-    [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 2, "suppress_tokens": [12]}, {"forced_eos_token_id": 2}],
+    [
+        {"num_beams": 1},
+        {"num_beams": 4},
+        {"num_beams": 2, "suppress_tokens": [12]},
+        {"forced_eos_token_id": 2},
+    ],
 )
 def test_only_candidates_of_each_sentence_are_searched(
     path: Path,
@@ -118,8 +125,11 @@ def test_only_candidates_of_each_sentence_are_searched(
 def test_padding_has_no_candidates_of_its_own(tokens: int) -> None:
     table = torch.tensor([[3 + token] for token in range(tokens)] + [[0]])
     candidates = Shortlist(always=torch.tensor([0]), table=table, size=9)
-    allowed = candidates.allowed(torch.tensor([[0, 1], [2, 1]]), torch.tensor([[1, 1], [1, 0]]))
-    assert [row.nonzero().flatten().tolist() for row in allowed] == [[0, 3, 4], [0, 5]]
+    ids = torch.tensor([[0, 1], [2, 1]])
+    mask = torch.tensor([[1, 1], [1, 0]])
+    first, second = (row.nonzero().flatten().tolist() for row in candidates.allowed(ids, mask))
+    assert first == [0, 3, 4]
+    assert second == [0, 5]
 
 
 def test_prefix_may_have_any_tokens(path: Path) -> None:
@@ -145,9 +155,9 @@ def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(table) == count + 1
     assert len(table[""]) <= 2
     tokenize = whole.source_tokenizer.tokenize
-    for word, others in (("two", ["two"]), ("hundred", ["hundred"]), ("seven", ["seven", "red"])):
+    for word, targets in (("two", "two"), ("hundred", "hundred"), ("seven", "seven red")):
         for name in tokenize(word):
-            assert {*table[name]} == {target for other in others for target in tokenize(other)}
+            assert {*table[name]} == {piece for target in targets.split() for piece in tokenize(target)}
     monkeypatch.undo()
     write_shortlist(whole, PAIRS, path)
     assert list(translator(path).translate(["two seven"]))

@@ -18,14 +18,21 @@ from tests.model_helpers import error_of
 RNG = np.random.default_rng(0)
 
 
+def random_number(end: int) -> int:
+    return int(RNG.integers(1, end))
+
+
 def test_batches_are_greedy_from_the_longest_sentence_on() -> None:
     for _ in range(100):
-        lengths = {int(key): int(RNG.integers(1, 12)) for key in RNG.permutation(RNG.integers(1, 30))}
-        size, tokens = (int(RNG.integers(1, most)) for most in (6, 40))
+        keys = RNG.permutation(RNG.integers(1, 30)).tolist()
+        lengths = {key: random_number(12) for key in keys}
+        size = random_number(6)
+        tokens = random_number(40)
         expected: list[list[int]] = []
         for key in sorted(lengths, key=lambda key, lengths=lengths: -lengths[key]):
             last = expected[-1] if expected else []
-            if last and len(last) < size and (len(last) + 1) * lengths[last[0]] <= tokens:
+            rows = len(last) + 1
+            if last and rows <= size and rows * lengths[last[0]] <= tokens:
                 last.append(key)
             else:
                 expected.append([key])
@@ -36,8 +43,8 @@ def test_batches_are_greedy_from_the_longest_sentence_on() -> None:
 def test_searches_have_prefixes_of_one_length_and_share_full_batches(refill: bool) -> None:
     sentences = {}
     for key in range(300):
-        source = [5] * (10 if key % 100 == 7 else int(RNG.integers(1, 4)))
-        sentences[key] = EncodedSentence(source, [7] * (key >= 200))
+        length = 10 if key % 100 == 7 else random_number(4)
+        sentences[key] = EncodedSentence([5] * length, [7] * (key >= 200))
     jobs = search_jobs(sentences, 8, 24, refill, 3)
     assert sorted(key for job in jobs for key in job.indices) == list(range(300))
     counts = Counter()

@@ -35,7 +35,10 @@ def on_one_line(text: str) -> str:
 
 
 def pairs(folder: Path) -> list[tuple[str, str]]:
-    sides = ((folder / name).read_bytes().decode("utf-8").split("\n")[:-1] for name in (SOURCE, TARGET))
+    sides = []
+    for name in (SOURCE, TARGET):
+        *lines, _ = (folder / name).read_bytes().decode("utf-8").split("\n")
+        sides.append(lines)
     return list(zip(*sides, strict=True))
 
 
@@ -73,7 +76,9 @@ def test_distilled_text_of_back_translation_has_the_translations_as_source(teach
             back_translation=back_translation,
             num_beams=1,
         )
-    assert pairs(tmp_path / "back") == [(target, line) for line, target in pairs(tmp_path / "there")] != []
+    there = pairs(tmp_path / "there")
+    assert there
+    assert pairs(tmp_path / "back") == [(target, line) for line, target in there]
 
 
 def test_distilled_text_of_sampling_has_its_translations(teacher, source, tmp_path):

@@ -23,7 +23,16 @@ def translator() -> Translator:
     return Translator(tiny_model(vocab_size=len(tokenizer), label_smoothing=0.1), tokenizer)
 
 
-@pytest.mark.parametrize(("batch_size", "max_tokens"), [(1, 100), (3, 100), (64, 4096), (64, 1), (64, 12)])
+@pytest.mark.parametrize(
+    ("batch_size", "max_tokens"),
+    [
+        (1, 100),
+        (3, 100),
+        (64, 4096),
+        (64, 1),
+        (64, 12),
+    ],
+)
 def test_scores_do_not_depend_on_the_batch(
     translator: Translator,
     batch_size: int,
@@ -33,9 +42,10 @@ def test_scores_do_not_depend_on_the_batch(
     assert len(found) == len(PAIRS)
     for (source, target), scored in zip(PAIRS, found, strict=True):
         ids = translator.target_tokenizer(target)["input_ids"]
+        source_ids = translator.source_tokenizer(source)["input_ids"]
         with torch.no_grad():
             logits = translator.model(
-                input_ids=torch.tensor([translator.source_tokenizer(source)["input_ids"]]),
+                input_ids=torch.tensor([source_ids]),
                 decoder_input_ids=torch.tensor([[START, *ids[:-1]]]),
             ).logits[0]
         log_probs = logits.double().log_softmax(dim=-1)
