@@ -58,14 +58,19 @@ def attention_by_torch(
 ) -> Tensor:
     """In float64, a row for each beam. A beam that sees nothing gets zeros."""
     batch, beams, size = visible.shape
-    heads = widths.heads
-    queries = query.double().view(batch, beams, heads, -1).transpose(1, 2)  # (B, H, K, d_k)
-    slots = cache[:, :size].double()
-    keys = slots[..., : widths.query_columns].unflatten(2, (heads, -1)).transpose(1, 2)
-    values = slots[..., widths.query_columns :].unflatten(2, (heads, -1)).transpose(1, 2)
+
+    def heads_of(columns: Tensor) -> Tensor:
+        """(B, H, rows, d)"""
+        return columns.double().unflatten(2, (widths.heads, -1)).transpose(1, 2)
+
+    slots = cache[:, :size]
+    queries = heads_of(query.view(batch, beams, -1))
+    keys = heads_of(slots[..., : widths.query_columns])
+    values = heads_of(slots[..., widths.query_columns :])
     scores = queries @ keys.transpose(2, 3) * SCALE
-    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1).nan_to_num()
-    return (weights @ values).transpose(1, 2).reshape(batch * beams, -1).float()
+    scores.masked_fill_(~visible[:, None], -torch.inf)
+    found = scores.softmax(dim=-1).nan_to_num() @ values
+    return found.transpose(1, 2).reshape(batch * beams, -1).float()
 
 
 def assert_best(

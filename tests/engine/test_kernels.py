@@ -72,7 +72,8 @@ def uses_of(tree: ast.Module) -> Iterator[str]:
 
 
 def test_private_names_of_libraries_are_in_one_place() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    files = PACKAGE.rglob("*.py")
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     defined = {name for tree in trees.values() for name in names_of(tree)}
     outside = []
     for path, tree in trees.items():
@@ -100,12 +101,14 @@ def test_layers_are_plain_without_onednns_layout(removed: str, monkeypatch: pyte
     mkldnn = namespace_of(OF_ONEDNN - {removed}, lambda: True)
     monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(mkldnn=mkldnn))
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
-    assert type(packed_linear([torch.nn.Linear(8, 8)], torch.bfloat16)) is PlainLinear
+    packed = packed_linear([torch.nn.Linear(8, 8)], torch.bfloat16)
+    assert type(packed) is PlainLinear
 
 
 @pytest.mark.parametrize("removed", sorted(OF_INT8))
 def test_int8_is_refused_without_its_kernels(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(onednn=namespace_of(OF_INT8 - {removed})))
+    onednn = namespace_of(OF_INT8 - {removed})
+    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(onednn=onednn))
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
     assert "quantization" in (int8_error(CPU, torch.float32) or "")
 

@@ -31,7 +31,8 @@ def source(tmp_path: Path) -> Path:
 
 
 def on_one_line(text: str) -> str:
-    return " ".join(text.split()) if {"\n", "\r"} & set(text) else text
+    has_several = "\n" in text or "\r" in text
+    return " ".join(text.split()) if has_several else text
 
 
 def pairs(folder: Path) -> list[tuple[str, str]]:
@@ -102,7 +103,8 @@ def test_distilled_text_takes_a_foreign_teacher(source: Path, tmp_path: Path) ->
     model = tiny_marian(len(tokenizer))
     model.generation_config.update(num_beams=2, bad_words_ids=[[1]])
     assert distil(Translator(model, tokenizer), source, tmp_path / "out") <= 3
-    assert (tmp_path / "out" / TRANSLATIONS).read_text(encoding="utf-8").count("\n") == len(LINES)
+    written = (tmp_path / "out" / TRANSLATIONS).read_text(encoding="utf-8")
+    assert written.count("\n") == len(LINES)
 
 
 def test_language_model_without_an_encoder_is_refused_in_one_line(source, tmp_path, command):

@@ -30,7 +30,8 @@ CARD = "---\nlanguage:\n- {}\n- {}\n---\n"
     ],
 )
 def test_languages_are_of_the_card_then_the_tokenizer_then_the_name(tmp_path, name, card, tokenizer, languages):
-    (folder := tmp_path / name).mkdir()
+    folder = tmp_path / name
+    folder.mkdir()
     if card:
         (folder / "README.md").write_text(CARD.format(*card), encoding="utf-8")
     if tokenizer is not None:

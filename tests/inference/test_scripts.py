@@ -72,33 +72,45 @@ def copied(texts: list[str]) -> list[list[TranslatedPart]]:
     return [[TranslatedPart(text, text, with_itself(text))] for text in texts]
 
 
-@pytest.mark.parametrize(("kinds", "split"), [(HTML, split_html), (MARKDOWN, split_markdown)])
+@pytest.mark.parametrize(
+    ("kinds", "split"),
+    [
+        (HTML, split_html),
+        (MARKDOWN, split_markdown),
+    ],
+    ids=["html", "markdown"],
+)
 def test_copies_of_marked_documents_are_the_documents(kinds: Kinds, split: Any) -> None:
     for document, text in cases(kinds):
         pieces = split(document)
         assert translate_pieces(pieces, copied) == document
-        assert kinds is MARKDOWN or "".join(one.text for one in passages_of([pieces])) == text
+        passages = passages_of([pieces])
+        assert kinds is MARKDOWN or "".join(one.text for one in passages) == text
 
 
 @pytest.mark.parametrize("span", SPANS)
 def test_copies_of_sentences_with_spans_are_the_sentences(span: str) -> None:
     for sentence, _ in cases([(span, "")], 5):
         protected = protect(sentence)
-        assert protected.restore(protected.text, None)[0] == sentence
-        assert protected.restore(protected.text, with_itself(protected.text)) == (sentence, with_itself(sentence))
+        text = protected.text
+        assert protected.restore(text, None)[0] == sentence
+        restored, links = protected.restore(text, with_itself(text))
+        assert restored == sentence
+        assert links == with_itself(sentence)
 
 
 def test_elements_move_with_their_words() -> None:
     """Words in the opposite order: the element encloses the translations of its words, and only these."""
     for document, text in cases(HTML[:2]):
         spans = words(text)
-        translation = " ".join(text[start:end] for start, end in spans[::-1])
-        last = len(spans) - 1
-        part = TranslatedPart(text, translation, [(i, last - i) for i in range(len(spans))])
+        turned = spans[::-1]
+        translation = " ".join(text[start:end] for start, end in turned)
+        links = [(i, len(spans) - 1 - i) for i in range(len(spans))]
+        part = TranslatedPart(text, translation, links)
         moved = translate_pieces(split_html(document), lambda _, part=part: [[part]])
         start = document.index("<")
         end = start + len(inside_of(document))
-        expected = [text[max(first, start) : min(last, end)] for first, last in spans[::-1]]
+        expected = [text[max(first, start) : min(last, end)] for first, last in turned]
         assert without_stops(inside_of(moved).split()) == without_stops(expected)
 
 

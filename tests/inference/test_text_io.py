@@ -19,24 +19,33 @@ from tests.model_helpers import error_of
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
 TEXT = "eins\n\nzwei\u2028drei\x85vier\x0cfünf\rsechs\r\n日本 🙂"
+
+
+def read(*path):
+    return list(input_lines(*path))
+
+
 LINES = ["eins", "", "zwei\u2028drei\x85vier\x0cfünf\rsechs", "日本 🙂"]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_lines_end_with_line_feeds_only(tmp_path, name):
+@pytest.mark.parametrize(("name", "compress"), [("a.txt", bytes), ("a.txt.gz", gzip.compress)])
+def test_lines_end_with_line_feeds_only(tmp_path, name, compress):
     path = tmp_path / name
-    path.write_bytes(gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode())
-    assert list(input_lines(path)) == LINES
+    path.write_bytes(compress(TEXT.encode()))
+    assert read(path) == LINES
 
 
 def test_byte_order_mark_is_dropped(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfeins\nzwei\n")
-    assert list(input_lines(tmp_path / "a")) == ["eins", "zwei"]
+    assert read(tmp_path / "a") == ["eins", "zwei"]
 
 
 def test_standard_input_is_read_as_it_arrives(monkeypatch):
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb", buffering=0) as other_end:
+    with (
+        os.fdopen(reading, "rb") as pipe,
+        os.fdopen(writing, "wb", buffering=0) as other_end,
+    ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
         lines = input_lines()
         for line in LINES:
@@ -45,10 +54,11 @@ def test_standard_input_is_read_as_it_arrives(monkeypatch):
 
 
 def test_named_pipe_is_read_from_its_first_byte(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(TEXT.encode(),))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=[TEXT.encode()])
     writer.start()
-    assert list(input_lines(tmp_path / "pipe")) == LINES
+    assert read(pipe) == LINES
     writer.join()
 
 
@@ -58,7 +68,7 @@ def test_device_where_a_file_is_needed_is_not_called_missing():
 
 def test_damaged_gzip_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
-    assert "gzip" in error_of(lambda: list(input_lines(tmp_path / "a.gz")))
+    assert "gzip" in error_of(read, tmp_path / "a.gz")
 
 
 def test_file_may_be_read_while_it_is_rewritten(tmp_path):
@@ -81,25 +91,27 @@ def test_compressed_text_is_named_where_it_cannot_be_read(compress, tmp_path, mo
         lzma.compress: "xz -d",
     }[compress]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert error_of(lambda: list(input_lines())) == (f"standard input is compressed: decompress it with {program}")
+    assert error_of(read) == f"standard input is compressed: decompress it with {program}"
     if compress is not gzip.compress:  # which is decompressed
-        assert error_of(lambda: list(input_lines(tmp_path / "a.txt"))).endswith(program)
+        assert error_of(read, tmp_path / "a.txt").endswith(program)
 
 
 def test_carriage_returns_in_the_place_of_line_ends_are_refused_by_every_reader(tmp_path, monkeypatch):
     content = b"one\rtwo\rthree\r"
     file = tmp_path / "a.txt"
     file.write_bytes(content)
-    chunks = TextChunks.of(file, 1)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
-    readers = [lambda: list(input_lines(file)), lambda: list(input_lines()), lambda: chunks.decode(0, chunks.read(0))]
-    for read in readers:
-        assert "is one line with 2 carriage returns" in error_of(read)
+    for call in ((read, file), (read,), (read_chunk, file)):
+        assert "is one line with 2 carriage returns" in error_of(*call)
     for text in (b"one\rtwo\n", b"one\rtwo\rthree\nfour\n"):  # a lone one is a part of its line
         file.write_bytes(text)
         expected = text.decode().removesuffix("\n").split("\n")
-        chunks = TextChunks.of(file, 1)
-        assert list(input_lines(file)) == chunks.decode(0, chunks.read(0)) == expected
+        assert read(file) == read_chunk(file) == expected
+
+
+def read_chunk(path):
+    chunks = TextChunks.of(path, 1)
+    return chunks.decode(0, chunks.read(0))
 
 
 @pytest.mark.parametrize("name", ["a.gz", "A.GZ"])

@@ -23,7 +23,8 @@ SETTINGS = {
 
 def lines(count: int) -> list[str]:
     draw = random.Random(1)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) for _ in range(count)]
+    chosen = (draw.choices(WORDS, k=draw.randint(1, 9)) for _ in range(count))
+    return list(map(" ".join, chosen))
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,9 @@ def tokenizer():
 def rounded(results):
     """Texts, links and probabilities, the last rounded, because a batch of another size rounds otherwise."""
     return [
-        [(one.text, one.alignment, one.tokens, [round(p, 4) for p in one.probabilities]) for one in hypotheses]
+        (one.text, one.alignment, one.tokens, [round(p, 4) for p in one.probabilities])
         for hypotheses in results
+        for one in hypotheses
     ]
 
 
@@ -52,8 +54,16 @@ def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
     translator = Translator(model, tokenizer, ensemble=ensemble, workers=1)
     text = lines(8)
     alone = [rounded(translator.translate_nbest([line], **SETTINGS)) for line in text]
-    plain = list(translator.translate(text, num_beams=2, max_new_tokens=4))
-    maps = [cross_attention(model, tokenizer, None, line, line)[2] for line in text]
+
+    def translate():
+        return list(translator.translate(text, num_beams=2, max_new_tokens=4))
+
+    def attend(line):
+        *_, weights = cross_attention(model, tokenizer, None, line, line)
+        return weights
+
+    plain = translate()
+    maps = list(map(attend, text))
     before = torch.get_num_threads()
 
     def call(number: int):
@@ -63,8 +73,8 @@ def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
         if kind == 0:
             return rounded(translator.translate_nbest([line], **SETTINGS)) == alone[index]
         if kind == 1:
-            return list(translator.translate(text, num_beams=2, max_new_tokens=4)) == plain
-        return torch.equal(cross_attention(model, tokenizer, None, line, line)[2], maps[index])
+            return translate() == plain
+        return torch.equal(attend(line), maps[index])
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(20)))

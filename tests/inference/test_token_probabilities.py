@@ -20,7 +20,9 @@ def translator() -> Translator:
 
 def test_probabilities_multiply_to_the_score(translator: Translator) -> None:
     found = list(translator.translate_nbest([*CORPUS, " "], 4, probabilities=True))
-    assert found[-1][0].tokens == found[-1][0].probabilities == []
+    (blank, *_) = found[-1]
+    assert blank.tokens == []
+    assert blank.probabilities == []
     for hypothesis in itertools.chain(*found[:-1]):
         tokens = hypothesis.tokens
         assert len(tokens) == len(hypothesis.probabilities)
