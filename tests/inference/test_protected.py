@@ -22,31 +22,60 @@ https://example.com/a?b=c&d=(x) www.example.org/~me ann.b@mail.example.org {name
 3f2504e0-4f89-11d3-9a0c-0305e82c3301 \\textbf{bold} \\alpha \\(a+b\\) \\(name) $x^2$ \\n 2024-01-31T12:00:00Z
 12:30:05.123 09:15+02:00 😀 👨\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3
 """
-SPANS = [
-    *WITHOUT_SPACES.split(),
-    "{{ x }}",
-    "{n, plural, one {# item} other {# items}}",
-    '<x id="1"/>',
-    "<g id='2'>",
-    "{{ 'a.b' | c }}",
-    "{n, plural, one {{n} item} other {# items}}",
-    "{% if x %}",
-    "<%= a.b %>",
-    "<?php x() ?>",
-    "[[x y]]",
-    '[gallery ids="1,2"]',
-    "\\cite[p. 3]{knuth}",
-    "$a_b = c$",
-]
-FRAMES = [
-    "two {} dogs run.",
-    "{} dogs run",
-    "dogs run {}.",
-    "dogs ({}) run",
-    'a "{}", b',
-    "dogs run, {}!",
-    "你好{}，请看。",
-]
+WITH_SPACES = """
+{{ x }}
+{n, plural, one {# item} other {# items}}
+<x id="1"/>
+<g id='2'>
+{{ 'a.b' | c }}
+{n, plural, one {{n} item} other {# items}}
+{% if x %}
+<%= a.b %>
+<?php x() ?>
+[[x y]]
+[gallery ids="1,2"]
+\\cite[p. 3]{knuth}
+$a_b = c$
+"""
+SPANS = [*WITHOUT_SPACES.split(), *WITH_SPACES.strip().splitlines()]
+FRAMES = """
+two {} dogs run.
+{} dogs run
+dogs run {}.
+dogs ({}) run
+a "{}", b
+dogs run, {}!
+你好{}，请看。
+"""
+ORDINARY = """
+▁a ▁dog ▁run s ▁.
+a well @-@ known ##AT##-##AT## wor@@ d
+50 dogs
+a 100%ige b
+note: this
+a < b > c
+R&D & so
+he's at 5
+50 % der
+a @ b
+1:1 a
+#1 a
+C# a
+a$ b
+cost $5
+a :
+a::b
+50% off
+a %50
+5` long, 6` long
+I/O
+5 km/h and/or 24/7, 3/4 of input/output
+see (this): a; b
+AT&T e.g. this (i.e. that), U.S./U.K.
+$100 million, 5'10" or 10,000.50 kg
+a/b. Then c.
+one: (two) a) b; c
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +85,9 @@ def translator() -> Translator:
 
 @pytest.mark.parametrize("span", SPANS)
 def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
-    for frame in FRAMES:
+    for frame in FRAMES.strip().splitlines():
         sentence = frame.replace("{}", span)
         protected = protect(sentence)
-        assert protected is not None
         assert span not in protected.text
         assert has_words(sentence)
         restored, links = protected.restore(protected.text, None)
@@ -69,38 +97,7 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
     assert not has_words(f"{span} - {span}, 3.5")
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "▁a ▁dog ▁run s ▁.",
-        "a well @-@ known ##AT##-##AT## wor@@ d",
-        "50 dogs",
-        "a 100%ige b",
-        "note: this",
-        "a < b > c",
-        "R&D & so",
-        "he's at 5",
-        "50 % der",
-        "a @ b",
-        "1:1 a",
-        "#1 a",
-        "C# a",
-        "a$ b",
-        "cost $5",
-        "a :",
-        "a::b",
-        "50% off",
-        "a %50",
-        "5` long, 6` long",
-        "I/O",
-        "5 km/h and/or 24/7, 3/4 of input/output",
-        "see (this): a; b",
-        "AT&T e.g. this (i.e. that), U.S./U.K.",
-        "$100 million, 5'10\" or 10,000.50 kg",
-        "a/b. Then c.",
-        "one: (two) a) b; c",
-    ],
-)
+@pytest.mark.parametrize("sentence", ORDINARY.strip().splitlines())
 def test_ordinary_sentences_have_no_spans(sentence: str) -> None:
     assert protect(sentence) is None
     assert has_words(sentence)
@@ -116,14 +113,12 @@ def test_each_kind_of_span_has_its_example_and_not_its_counter_example(kind: Spa
 
 def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
     protected = protect("The {count}th of l'{name} and caf&eacute;s here")
-    assert protected is not None
     assert protected.text == "The of l' and here"
     assert protected.restore("Der von l' und hier", None)[0] == "Der {count}th von l'{name} und caf&eacute;s hier"
 
 
 def test_formats_of_subtitles_do_not_take_the_words_beside_them() -> None:
     protected = protect("{\\i1}five{\\i0} six")
-    assert protected is not None
     assert protected.text == "five six"
     assert protected.restore("FIVE SIX", None)[0] == "{\\i1}FIVE{\\i0} SIX"
 
@@ -143,7 +138,6 @@ def test_spans_return_with_the_space_around_them(sentence: str, translation: str
 
 def test_spans_follow_the_alignment() -> None:
     protected = protect("Ask {name} for %s today")
-    assert protected is not None
     assert protected.text == "Ask for today"
     restored, links = protected.restore("Heute nach fragen", [(0, 2), (1, 1), (2, 0)])
     assert restored == "Heute nach %s fragen {name}"
@@ -227,7 +221,7 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
 
 def test_text_without_words_does_not_reach_the_model(translator: Translator, monkeypatch) -> None:
     lines = ["---", "12:30", "\u200b", "😀 😀", "https://example.com", "{name}: %s", "", "42", "\x00"]
-    lines += ["½", "¼ ⅓", "²", "Ⅳ", "①", "五".replace("五", "〇"), "٣", "१२"]
+    lines += ["½", "¼ ⅓", "²", "Ⅳ", "①", "〇", "٣", "१२"]
     monkeypatch.setattr(translator, "encode", None)
     assert list(translator.translate(lines, protect=True)) == lines
     aligned = translator.translate_nbest(["--- 42"], protect=True, alignment=True)
