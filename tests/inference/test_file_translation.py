@@ -85,6 +85,15 @@ def _translated(translator: Translator, lines: tuple[str, ...]) -> str:
     return "".join(text.replace("\n", " ") + "\n" for text in texts)
 
 
+def assert_translated(
+    translator: Translator,
+    output: Path,
+    lines: list[str] = LINES,
+) -> None:
+    """As in one run that nothing stops."""
+    assert output.read_text(encoding="utf-8") == expected(translator, lines)
+
+
 @pytest.fixture
 def short_translator(translator: Translator) -> Translator:
     """It knows 64 positions."""
@@ -167,7 +176,7 @@ def test_chunks_of_other_text_are_not_reused(
     with stopped_after(2 * CHUNK + 1):
         translate(translator, LINES, output)
     translate(translator, lines, output)
-    assert output.read_text(encoding="utf-8") == expected(translator, lines)
+    assert_translated(translator, output, lines)
 
 
 def test_missing_codes_of_lines_are_an_error(translator: Translator, output: Path) -> None:
@@ -216,7 +225,7 @@ def test_chunks_of_another_model_are_refused(
     assert refusal.startswith("output: ")
     assert "different model" in refusal
     translate(translator, LINES, output)
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
 
 
 def test_fingerprint_survives_the_use_of_the_tokenizer(folder: Path) -> None:
@@ -249,6 +258,7 @@ def test_error_keeps_only_finished_chunks(
     for finished, files in ((0, 0), (CHUNK, 2)):
         source.write_bytes(b"one\n" * finished + b"f\xfcr\n")
         assert "UTF-8" in error_of(translate, translator, input_lines(source), output)
+        assert parts.exists() == bool(files)
         assert len(list(parts.glob("*"))) == files
 
 
@@ -314,7 +324,7 @@ def test_shards_of_a_file_are_one_translation(
     if not is_there:
         source.unlink()
     assert merge_shards(output) == 4
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -335,7 +345,7 @@ def test_shards_of_a_file_with_another_batch_size_and_the_whole(
         batch_size=2,
     )
     assert len(counts) == 4
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -370,7 +380,7 @@ def test_shards_that_start_together_are_one_job(
         return
     translate(translator, source, output, shard=(1, 2))
     merge_shards(output)
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -476,7 +486,7 @@ def test_killed_shard_is_repeated_or_left_to_the_whole(
     translated = recorded(monkeypatch, Translator, "translate")
     translate(translator, LINES, output)
     assert translated == LINES[:CHUNK] + LINES[2 * CHUNK : 3 * CHUNK], "the finished shard is not translated again"
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +548,7 @@ def test_shards_by_command(
         status, _, errors = command(*call, "--shard", shard)
         assert status == 0, errors
     assert command("merge", "--output", output)[0] == 0
-    assert output.read_text(encoding="utf-8") == expected(translator)
+    assert_translated(translator, output)
     for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2"):
         status, _, errors = command(*call, f"--shard={wrong}")
         assert status == 2
