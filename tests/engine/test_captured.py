@@ -30,7 +30,8 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
 from tests.engine.pretended_cuda import NO_END, narrow_model
 from tests.engine.recorded_steps import Eager, Recorder, recording
 from tests.engine.test_continuous import SOURCES, results_of, translate_all
-from tests.model_helpers import EOS, PAD, START, padded, sentences, slow
+from tests.engine.test_packed_decoder import sources
+from tests.model_helpers import EOS, START, sentences, slow
 from tests.pretended_gpu import autocast, counted, held_memory, on_cpu, on_gpu
 from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, by_transformers, source, varied_model
 
@@ -385,8 +386,8 @@ def gpu_model(eager_recorder: None) -> Any:
 
 
 def gpu_batch(*lengths: int) -> Any:
-    ids = padded(sentences(list(lengths)))
-    return on_gpu({"input_ids": ids, "attention_mask": ids.ne(PAD).long()})
+    ids, mask = sources(*lengths)
+    return on_gpu({"input_ids": ids, "attention_mask": mask})
 
 
 def config_of(beams: int, *ends: int) -> SearchConfig:

@@ -24,23 +24,14 @@ from tests.engine.test_c_kernels import (
     random_visible,
     view_of,
 )
-from tests.engine.test_packed_decoder import OPTIONS, Walk, encoded
-from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
+from tests.engine.test_packed_decoder import Walk, encoded, every_kind, sources
+from tests.model_helpers import PAD, assert_near, tiny_model
 from tests.search_helpers import AS_DICT, source, varied_model
 
 pytestmark = pytest.mark.skipif(
     int8_error(torch.device("cpu"), torch.float32) is not None or c_kernels.library() is None,
     reason="int8 needs an x86 CPU and the C functions",
 )
-
-
-def sources(*lengths: int) -> tuple[Tensor, Tensor]:
-    """Random sentences, and what of them is no padding."""
-    ids = padded(sentences(list(lengths)))
-    return ids, ids.ne(PAD).long()
-
-
-every_kind = pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
 
 
 def scaled(

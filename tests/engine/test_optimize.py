@@ -36,8 +36,8 @@ from tests.engine.model_changes import (
     translate,
     write_in_place,
 )
-from tests.engine.test_packed_decoder import OPTIONS
-from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+from tests.engine.test_packed_decoder import every_kind, sources
+from tests.model_helpers import EOS, PAD, assert_near, tiny_model
 from tests.search_helpers import AS_DICT, Model, varied_model
 
 needs_int8 = pytest.mark.skipif(
@@ -57,9 +57,8 @@ def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, "mkl_is_slow", lambda: True)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # few rows are not computed in C
-    model = optimized_model()
-    ids = padded(sentences([5, 9, 1], model.config.vocab_size))
-    mask = ids.ne(PAD).long()
+    model = optimized_model(vocab_size=40)
+    ids, mask = sources(5, 9, 1)
     modules = model.get_encoder()
     for _ in range(2):
         assert_near(model.encode(ids, mask).states, modules(ids, mask).last_hidden_state, 1e-5)
@@ -70,7 +69,7 @@ def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(library() is None, reason="needs the C functions")
-@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@every_kind
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
 @torch.no_grad()
 def test_few_tokens_are_encoded_in_c_as_by_the_modules(
@@ -81,7 +80,7 @@ def test_few_tokens_are_encoded_in_c_as_by_the_modules(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     model = optimize_for_inference(tiny_model(3, **fields).to(dtype))
-    ids = padded(sentences([5, 9, 1]))
+    ids, _ = sources(5, 9, 1)
     for given in (ids, ids.flip(1)):  # padding on either side
         mask = given.ne(PAD).long()
         states = model.encode(given, mask).states
@@ -350,8 +349,8 @@ def test_int8_translations_are_as_probable(dtype: torch.dtype) -> None:
     plain.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
     int8 = optimize_for_inference(copy.deepcopy(plain).to(dtype), "int8")
     for lengths in ([5], [6, 3, 8, 1, 5]):
-        ids = padded(sentences(lengths))
-        inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+        ids, mask = sources(*lengths)
+        inputs = {"input_ids": ids, "attention_mask": mask}
         full, found = (
             model.generate(
                 **inputs,

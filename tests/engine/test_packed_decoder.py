@@ -43,14 +43,22 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+every_kind = pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+
+
+def sources(*lengths: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random sentences, and what of them is no padding."""
+    ids = padded(sentences(list(lengths), seed=seed))
+    return ids, ids.ne(PAD).long()
+
+
 def encoded(
     model: Model,
     lengths: list[int],
     seed: int = 0,
 ) -> EncodedSource:
     """Random sentences, encoded by the modules."""
-    ids = padded(sentences(lengths, seed=seed))
-    mask = ids.ne(PAD).long()
+    ids, mask = sources(*lengths, seed=seed)
     return EncodedSource(model.get_encoder()(ids, mask).last_hidden_state, mask)
 
 
@@ -160,7 +168,6 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 in_c = pytest.mark.parametrize("threads", [1, 3], indirect=True)
 by_torch = pytest.mark.parametrize("threads", [3], indirect=True)
-every_kind = pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
 
 
 @every_kind
