@@ -78,8 +78,8 @@ def test_shards_have_at_least_32_sentences_and_mixed_lengths() -> None:
 
 
 def test_each_sentence_has_its_prefix() -> None:
-    assert list(with_prefixes("ab", None)) == [("a", ""), ("b", "")]
-    assert list(with_prefixes("ab", ["x", "y"])) == [("a", "x"), ("b", "y")]
+    for prefixes, given in ((None, ["", ""]), (["x", "y"], ["x", "y"])):
+        assert list(with_prefixes("ab", prefixes)) == list(zip("ab", given, strict=True))
     for sentences, prefixes, has in (
         ("a", "xy", "a prefix but no source"),
         ("ab", "x", "a source but no prefix"),
