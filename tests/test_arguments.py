@@ -1,6 +1,7 @@
 """Arguments of every forward pass: both names of the cache, and nothing that is swallowed."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,49 +20,65 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.arguments_vanilla_transformer import CACHE
 from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
 from hf_vanilla_transformer.interop.marian import to_marian
-from tests.model_helpers import PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
+from tests.model_helpers import (
+    PAD,
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    padded,
+    randomise,
+    sentences,
+    tiny_config,
+    tiny_model,
+)
 
 SOURCE = padded(sentences([6, 4]))
 TARGET = padded(sentences([5, 5]))
 
 
+def empty_cache() -> EncoderDecoderCache:
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def decoder_alone() -> VanillaTransformerForCausalLM:
+    return randomise(VanillaTransformerForCausalLM(tiny_config())).eval()
+
+
 def _calls() -> dict[str, Callable[..., Any]]:
     """A valid call of the forward pass of each class."""
     translator = tiny_model()
-    states = translator.get_encoder()(SOURCE).last_hidden_state
-    layer = translator.get_decoder().layers[0]
+    encoder = translator.get_encoder()
+    decoder = translator.get_decoder()
+    layer = decoder.layers[0]
+    states = encoder(SOURCE).last_hidden_state
     pair = {"input_ids": SOURCE, "decoder_input_ids": TARGET}
-    alone = randomise(VanillaTransformerForCausalLM(tiny_config())).eval()
-    encoder = randomise(VanillaTransformerEncoderModel(tiny_config())).eval()
-    classifier = randomise(VanillaTransformerForSequenceClassification(tiny_config())).eval()
     return {
-        "translator": lambda **extra: translator(**pair, **extra),
-        "base model": lambda **extra: translator.model(**pair, **extra),
-        "encoder": lambda **extra: translator.get_encoder()(SOURCE, **extra),
-        "decoder": lambda **extra: translator.get_decoder()(TARGET, encoder_hidden_states=states, **extra),
-        "decoder alone": lambda **extra: alone(TARGET, **extra),
-        "encoder alone": lambda **extra: encoder(SOURCE, **extra),
-        "classifier": lambda **extra: classifier(SOURCE, **extra),
-        "layer": lambda **extra: layer(states, states, None, None, **extra),
-        "attention": lambda **extra: layer.self_attn(states, **extra),
+        "translator": partial(translator, **pair),
+        "base model": partial(translator.model, **pair),
+        "encoder": partial(encoder, SOURCE),
+        "decoder": partial(decoder, TARGET, encoder_hidden_states=states),
+        "decoder alone": partial(decoder_alone(), TARGET),
+        "encoder alone": partial(VanillaTransformerEncoderModel(tiny_config()), SOURCE),
+        "classifier": partial(VanillaTransformerForSequenceClassification(tiny_config()), SOURCE),
+        "layer": partial(layer, states, states, None, None),
+        "attention": partial(layer.self_attn, states),
     }
 
 
 CALLS = _calls()
 UNREAD = {
-    "a cache under a third name": {"kv_cache": EncoderDecoderCache(DynamicCache(), DynamicCache())},
-    "a tensor": {"token_type_ids": torch.zeros_like(SOURCE)},
-    "a tensor of another packing": {"cu_seq_lens_q": torch.tensor([0, 3, 6])},
-    "a misspelt name": {"attention_maks": 1},
+    "kv_cache": empty_cache(),  # under a third name
+    "token_type_ids": torch.zeros_like(SOURCE),
+    "cu_seq_lens_q": torch.tensor([0, 3, 6]),  # of another packing
+    "attention_maks": 1,
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("case", UNREAD)
-def test_unknown_arguments_are_refused(name: str, case: str) -> None:
-    ((argument, _),) = UNREAD[case].items()
+@pytest.mark.parametrize("argument", UNREAD)
+def test_unknown_arguments_are_refused(name: str, argument: str) -> None:
     with pytest.raises(ValueError, match=argument):
-        CALLS[name](**UNREAD[case])
+        CALLS[name](**{argument: UNREAD[argument]})
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -74,28 +91,31 @@ def test_standard_arguments_are_taken(name: str) -> None:
 @pytest.mark.parametrize("translates", [True, False])
 def test_cache_has_two_names(name: str, translates: bool) -> None:
     """A step with a cache under either name has the logits of a pass over the whole target."""
-    model: PreTrainedModel = tiny_model()
-    source = {"encoder_outputs": model.get_encoder()(SOURCE), "attention_mask": SOURCE.ne(PAD).long()}
-    target = "decoder_input_ids"
-    if not translates:
-        model = randomise(VanillaTransformerForCausalLM(tiny_config())).eval()
-        source = {}
-        target = "input_ids"
-    whole = model(**source, **{target: TARGET}, use_cache=False)
+    model: PreTrainedModel = decoder_alone()
+    target = "input_ids"
+    source = {}
+    if translates:
+        model = tiny_model()
+        target = "decoder_input_ids"
+        source["encoder_outputs"] = model.get_encoder()(SOURCE)
+        source["attention_mask"] = SOURCE.ne(PAD).long()
+
+    def read(places: slice, **settings: Any) -> Any:
+        return model(**source, **{target: TARGET[:, places]}, **settings)
+
+    whole = read(slice(None), use_cache=False)
     assert whole.get(CACHE) is None
-    outputs = model(**source, **{target: TARGET[:, :2]}, use_cache=True)
+    outputs = read(slice(2), use_cache=True)
     for place in range(2, TARGET.shape[1]):
         cache = outputs[CACHE]
-        step = {target: TARGET[:, place : place + 1], name: cache}
-        outputs = model(**source, **step, use_cache=True)
+        outputs = read(slice(place, place + 1), **{name: cache}, use_cache=True)
         assert outputs[CACHE] is cache
         assert_near(outputs.logits[:, 0], whole.logits[:, place], 1e-5)
 
 
 def test_two_caches_are_refused() -> None:
-    caches = [EncoderDecoderCache(DynamicCache(), DynamicCache()) for _ in range(2)]
     with pytest.raises(ValueError, match="two names"):
-        CALLS["translator"](past_key_values=caches[0], cache=caches[1])
+        CALLS["translator"](past_key_values=empty_cache(), cache=empty_cache())
 
 
 @torch.no_grad()
@@ -104,87 +124,90 @@ def test_generate_takes_a_cache_under_both_names(name: str) -> None:
     model = tiny_model()
     settings = {"max_new_tokens": 6, "num_beams": 1}
     expected = model.generate(SOURCE, **settings)
-    given = {name: EncoderDecoderCache(DynamicCache(), DynamicCache())}
-    assert model.generate(SOURCE, **settings, **given).equal(expected)
+    found = model.generate(SOURCE, **settings, **{name: empty_cache()})
+    assert found.equal(expected)
 
 
 def test_mask_for_more_keys_than_there_are_is_refused() -> None:
     """One new token, a mask for several, and no cache: its caller has lost the cache."""
-    step = {"input_ids": SOURCE, "decoder_input_ids": TARGET[:, :1], "use_cache": True}
+    model = tiny_model()
     for mask in (torch.ones(2, 4), torch.zeros(2, 1, 1, 4)):
         with pytest.raises(ValueError, match="decoder_attention_mask"):
-            tiny_model()(**step, decoder_attention_mask=mask)
+            model(
+                SOURCE,
+                decoder_input_ids=TARGET[:, :1],
+                decoder_attention_mask=mask,
+                use_cache=True,
+            )
 
 
 def test_cache_with_gradient_checkpointing_is_refused() -> None:
     model = tiny_model().train()
     model.gradient_checkpointing_enable()
     with pytest.raises(ValueError, match="gradient checkpointing"):
-        model(SOURCE, decoder_input_ids=TARGET, past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
+        model(SOURCE, decoder_input_ids=TARGET, past_key_values=empty_cache())
 
 
 # Attention functions of the user
 
 
-def _same(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **kwargs: Any) -> Any:
+def _same(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **kwargs: Any) -> Any:
     assert mask is not None
-    return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
+    return eager_attention_forward(module, q, k, v, mask, scaling, **kwargs)
 
 
-def _boolean(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **kwargs: Any) -> Any:
+def _boolean(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **kwargs: Any) -> Any:
     """Attention with the Boolean masks that are registered under its name."""
-    assert mask is None or mask.dtype == torch.bool
     if mask is not None:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
+        assert mask.dtype == torch.bool
+        least = torch.finfo(q.dtype).min
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, least)
+    return eager_attention_forward(module, q, k, v, mask, scaling, **kwargs)
 
 
 def _whole_boolean_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
 
 
-@pytest.fixture(params=["same", "boolean"])
+@pytest.fixture(params=[_same, _boolean])
 def own_attention(request: pytest.FixtureRequest) -> Any:
     """The name of an attention function that computes what eager attention does."""
-    AttentionInterface.register("same", _same)
-    AttentionInterface.register("boolean", _boolean)
-    AttentionMaskInterface.register("boolean", _whole_boolean_mask)
-    yield request.param
-    for name in ("same", "boolean"):
-        AttentionInterface._global_mapping.pop(name)
-    AttentionMaskInterface._global_mapping.pop("boolean")
+    name = request.param.__name__
+    AttentionInterface.register(name, request.param)
+    if request.param is _boolean:
+        AttentionMaskInterface.register(name, _whole_boolean_mask)
+    yield name
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        interface._global_mapping.pop(name, None)
+
+
+WAYS_TO_DECODE: list[dict[str, Any]] = [
+    {"num_beams": 3},
+    {"do_sample": True, "top_k": 1},
+    {"cache_implementation": "static", "num_beams": 1},
+]
 
 
 def test_own_attention_has_the_masks_of_eager(own_attention: str) -> None:
     """Forward, backward and each way to decode, of padded pairs."""
-    results = {}
-    for name in ("eager", own_attention):
-        model = tiny_model()
-        model.set_attn_implementation(name)
-        outputs = model(SOURCE, labels=TARGET)
-        outputs.loss.backward()
-        gradients = {key: weight.grad for key, weight in model.named_parameters()}
-        steps = [{"num_beams": 3}, {"do_sample": True, "top_k": 1}, {"cache_implementation": "static", "num_beams": 1}]
-        tokens = [model.generate(SOURCE, max_new_tokens=5, **settings) for settings in steps]
-        encoder = randomise(VanillaTransformerEncoderModel(tiny_config(attn_implementation=name)))
-        results[name] = outputs.logits, gradients, tokens, encoder.eval()(SOURCE).last_hidden_state
-    expected = results["eager"]
-    actual = results[own_attention]
-    assert_near(actual[0], expected[0], 1e-6)
-    for key, gradient in expected[1].items():
-        torch.testing.assert_close(actual[1][key], gradient, rtol=1e-5, atol=1e-6, msg=key)
-    assert all(mine.equal(theirs) for mine, theirs in zip(actual[2], expected[2], strict=True))
-    assert_near(actual[3], expected[3], 1e-6)
-
-
-def test_own_attention_does_not_see_the_future(own_attention: str) -> None:
     model = tiny_model()
-    model.set_attn_implementation(own_attention)
-    changed = TARGET.clone()
-    changed[:, -1] = 7
-    first = model(SOURCE, decoder_input_ids=TARGET).logits
-    second = model(SOURCE, decoder_input_ids=changed).logits
-    assert_near(second[:, :-1], first[:, :-1], 1e-6)
+    encoder = VanillaTransformerEncoderModel(tiny_config())
+
+    def results(attention: str) -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
+        model.set_attn_implementation(attention)
+        encoder.set_attn_implementation(attention)
+        _, found = gradients(model, input_ids=SOURCE, labels=TARGET)
+        states = [model(SOURCE, labels=TARGET).logits, encoder(SOURCE).last_hidden_state]
+        tokens = [model.generate(SOURCE, max_new_tokens=5, **way) for way in WAYS_TO_DECODE]
+        return states, found, tokens
+
+    expected, expected_gradients, expected_tokens = results("eager")
+    actual, actual_gradients, actual_tokens = results(own_attention)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert_near(mine, theirs, 1e-6)
+    assert_same_gradients(actual_gradients, expected_gradients, 1e-6)
+    for mine, theirs in zip(actual_tokens, expected_tokens, strict=True):
+        assert mine.equal(theirs)
 
 
 def test_own_attention_reads_arguments_of_its_own(own_attention: str) -> None:
@@ -193,7 +216,7 @@ def test_own_attention_reads_arguments_of_its_own(own_attention: str) -> None:
     model.set_attn_implementation(own_attention)
     model(SOURCE, decoder_input_ids=TARGET, temperature=2.0)
     with pytest.raises(ValueError, match="kv_cache"):
-        model(SOURCE, decoder_input_ids=TARGET, **UNREAD["a cache under a third name"])
+        model(SOURCE, decoder_input_ids=TARGET, kv_cache=empty_cache())
 
 
 def test_marian_of_the_same_weights_agrees_with_own_attention(own_attention: str) -> None:

@@ -9,39 +9,43 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import logging
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationConfig, plan_search
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.search_helpers import AS_DICT, LENGTHS, Model, by_transformers, source, varied_model
 
+GREEDY = {"num_beams": 1, "max_new_tokens": 6}
+
 
 def test_length_penalty_formulas() -> None:
     lengths = torch.tensor([1.0, 13.0])
-    assert LengthPenalty(0.6, "gnmt")(lengths).tolist() == pytest.approx([1.0, 3**0.6])
-    assert LengthPenalty(0.6, "power")(lengths).tolist() == pytest.approx([1.0, 13**0.6])
+    for formula, longer in (("gnmt", 3**0.6), ("power", 13**0.6)):
+        penalties = LengthPenalty(0.6, formula)(lengths)
+        assert penalties.tolist() == pytest.approx([1.0, longer])
 
 
 @pytest.mark.parametrize(
-    ("own", "given", "expected"),
+    ("own", "given", "config", "alpha", "formula"),
     [
-        ({}, {}, LengthPenalty(0.6, "gnmt")),
-        ({}, {"paper_length_penalty": 0.9}, LengthPenalty(0.9, "gnmt")),
-        ({"paper_length_penalty": 0.3}, {}, LengthPenalty(0.3, "gnmt")),
-        ({}, {"length_penalty": 1.0}, LengthPenalty(1.0, "power")),
-        ({"length_penalty": 1.5}, {}, LengthPenalty(1.5, "power")),
-        ({"length_penalty": 1.0}, {"paper_length_penalty": 0.9}, LengthPenalty(1.0, "power")),
-        ({}, {"generation_config": GenerationConfig(length_penalty=2.0)}, LengthPenalty(2.0, "power")),
-        ({}, {"generation_config": GenerationConfig(num_beams=3)}, LengthPenalty(0.6, "gnmt")),
+        ({}, {}, {}, 0.6, "gnmt"),
+        ({}, {"paper_length_penalty": 0.9}, {}, 0.9, "gnmt"),
+        ({"paper_length_penalty": 0.3}, {}, {}, 0.3, "gnmt"),
+        ({}, {"length_penalty": 1.0}, {}, 1.0, "power"),
+        ({"length_penalty": 1.5}, {}, {}, 1.5, "power"),
+        ({"length_penalty": 1.0}, {"paper_length_penalty": 0.9}, {}, 1.0, "power"),
+        ({}, {}, {"length_penalty": 2.0}, 2.0, "power"),
+        ({}, {}, {"num_beams": 3}, 0.6, "gnmt"),
     ],
 )
-def test_length_penalty_of_caller_and_model(own: dict, given: dict, expected: LengthPenalty) -> None:
-    model, config = varied_model(), given.pop("generation_config", None)
+def test_length_penalty_of_caller_and_model(own, given, config, alpha, formula):
+    model = varied_model()
     for name, value in own.items():
         setattr(model.generation_config, name, value)
+    config = GenerationConfig(**config) if config else None
     search, _, uncovered = plan_search(model, source([4, 3])["input_ids"], config, given)
-    assert search is not None and search.keywords["penalty"] == expected
+    assert search is not None
+    assert search.keywords["penalty"] == LengthPenalty(alpha, formula)
     assert not uncovered
 
 
@@ -53,17 +57,21 @@ def fill_in_defaults(model: Model) -> None:
 
 @pytest.mark.parametrize("own", [{}, {"length_penalty": 1.7}, {"length_penalty": 1.0}, {"num_beams": 2}])
 def test_defaults_that_trainer_fills_in_are_no_choice(own: dict[str, Any], tmp_path: Any) -> None:
-    clean, filled = varied_model(), varied_model()
-    for model in (clean, filled):
-        model.generation_config.update(**own)
-    fill_in_defaults(filled)
-    assert filled.generation_config.max_length == 20
-    filled.save_pretrained(tmp_path)
-    for model in (filled, VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)):
-        for each in (model, clean):
-            each.generation_config.max_length_over_source = 9
-        found, wanted = (each.generate(**source(LENGTHS), **AS_DICT) for each in (model, clean))
-        assert found.sequences.tolist() == wanted.sequences.tolist()
+    def translations(model: Any) -> Any:
+        model.generation_config.max_length_over_source = 9
+        return model.generate(**source(LENGTHS), **AS_DICT)
+
+    model = varied_model()
+    model.generation_config.update(**own)
+    fill_in_defaults(model)
+    assert model.generation_config.max_length == 20
+    model.save_pretrained(tmp_path)
+    clean = varied_model()
+    clean.generation_config.update(**own)
+    wanted = translations(clean)
+    for filled in (model, Model.from_pretrained(tmp_path)):
+        found = translations(filled)
+        assert found.sequences.equal(wanted.sequences)
         assert found.sequences_scores.equal(wanted.sequences_scores)
 
 
@@ -78,12 +86,18 @@ def test_a_field_that_is_set_after_trainer_filled_it_in_counts() -> None:
 
 def test_generation_config_of_the_caller_may_be_changed_later() -> None:
     model = varied_model(end=-1e4)
-    config = GenerationConfig(num_beams=1, max_new_tokens=3, decoder_start_token_id=0, pad_token_id=1)
+    config = GenerationConfig(
+        num_beams=1,
+        max_new_tokens=3,
+        decoder_start_token_id=0,
+        pad_token_id=1,
+    )
     model.generation_config = config
     config.max_new_tokens = 6
     assert model.generate(**source([4])).shape[1] == 7
     fill_in_defaults(model)
-    assert config.length_penalty == 1.0 and "length_penalty" not in config.to_diff_dict()
+    assert config.length_penalty == 1.0
+    assert "length_penalty" not in config.to_diff_dict()
 
 
 # Cases that the search does not cover
@@ -91,26 +105,30 @@ def test_generation_config_of_the_caller_may_be_changed_later() -> None:
 
 class OtherInputs(Model):
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Any]:
-        kwargs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return kwargs | {
-            "decoder_input_ids": torch.where(kwargs["decoder_input_ids"] == 5, 6, kwargs["decoder_input_ids"])
-        }
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        ids = inputs["decoder_input_ids"]
+        return inputs | {"decoder_input_ids": torch.where(ids == 5, 6, ids)}
 
 
-UNCOVERED: list[tuple[str, dict[str, Any]]] = [
-    ("do_sample", {"do_sample": True}),
-    ("output_scores", {"output_scores": True, **AS_DICT}),
-    ("output_attentions", {"output_attentions": True, **AS_DICT}),
-    ("output_hidden_states", {"output_hidden_states": True, **AS_DICT}),
-    ("use_cache=False", {"use_cache": False}),
-    ("cache_implementation", {"cache_implementation": "static"}),
-    ("stopping_criteria", {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)]}),
-    ("max_time", {"max_time": 100.0}),
-    ("max_time", {"max_time": 0.0}),
-    (
-        "decoder_attention_mask",
-        {"decoder_input_ids": torch.full((2, 2), 5), "decoder_attention_mask": torch.ones(2, 2).long()},
-    ),
+def never(ids: Tensor, scores: Tensor) -> Tensor:
+    """A criterion by which no sentence ends."""
+    return torch.zeros(len(ids), dtype=torch.bool)
+
+
+UNCOVERED: list[dict[str, Any]] = [  # the name in the warning is the last one
+    {"do_sample": True},
+    {**AS_DICT, "output_scores": True},
+    {**AS_DICT, "output_attentions": True},
+    {**AS_DICT, "output_hidden_states": True},
+    {"use_cache": False},
+    {"cache_implementation": "static"},
+    {"stopping_criteria": [never]},
+    {"max_time": 100.0},
+    {"max_time": 0.0},
+    {
+        "decoder_input_ids": torch.full((2, 2), 5),
+        "decoder_attention_mask": torch.ones(2, 2).long(),
+    },
 ]
 
 
@@ -126,29 +144,35 @@ def assert_by_transformers(model: Model, warned: list[str], name: str, **setting
     """transformers' own loop has decoded, and it is said why."""
     torch.manual_seed(1)
     ours = model.generate(**source([4, 3]), **settings, max_new_tokens=6)
-    assert len(warned) == 1 and f"because of {name};" in f"{warned[0]};"
+    assert len(warned) == 1
+    assert f"because of {name};" in f"{warned[0]};"
     torch.manual_seed(1)
     theirs = by_transformers(model, **source([4, 3]), **settings, length_penalty=0.6, max_new_tokens=6)
     if not isinstance(ours, Tensor):
         assert ours.keys() == theirs.keys()
-        ours, theirs = ours.sequences, theirs.sequences
+        ours = ours.sequences
+        theirs = theirs.sequences
     assert ours.equal(theirs)
 
 
-@pytest.mark.parametrize(("name", "settings"), UNCOVERED, ids=[name for name, _ in UNCOVERED])
+@pytest.mark.parametrize("settings", UNCOVERED, ids=lambda settings: list(settings)[-1])
 @pytest.mark.parametrize("optimized", [False, True])
-def test_uncovered_settings_go_to_transformers(optimized, name, settings, warned):
-    model = varied_model(attn_implementation="eager" if name == "output_attentions" else "sdpa")
-    if optimized and name != "output_attentions":
+def test_uncovered_settings_go_to_transformers(optimized, settings, warned):
+    *_, name = settings
+    needs_eager = name == "output_attentions"
+    model = varied_model(attn_implementation="eager" if needs_eager else "sdpa")
+    if optimized and not needs_eager:
         optimize_for_inference(model)
-    assert_by_transformers(model, warned, name, **settings)
+    says = "use_cache=False" if name == "use_cache" else name
+    assert_by_transformers(model, warned, says, **settings)
 
 
 def test_empty_cache_of_the_caller_is_filled(warned: list[str]) -> None:
     model = varied_model()
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    found = model.generate(**source([4, 3]), num_beams=1, max_new_tokens=6, past_key_values=cache)
-    assert found.equal(by_transformers(model, **source([4, 3]), num_beams=1, max_new_tokens=6))
+    inputs = source([4, 3]) | GREEDY
+    found = model.generate(**inputs, past_key_values=cache)
+    assert found.equal(by_transformers(model, **inputs))
     assert cache.get_seq_length() == found.shape[1] - 1
     assert "past_key_values" in warned[0]
 
@@ -160,7 +184,12 @@ def test_own_prepare_inputs_for_generation_goes_to_transformers(warned: list[str
 
 
 def test_covered_settings_do_not_warn(warned: list[str]) -> None:
-    varied_model().generate(**source([4, 3]), no_repeat_ngram_size=2, num_return_sequences=2, temperature=0.5)
+    settings = {
+        "no_repeat_ngram_size": 2,
+        "num_return_sequences": 2,
+        "temperature": 0.5,
+    }
+    varied_model().generate(**source([4, 3]), **settings)
     assert not warned
 
 
@@ -171,28 +200,39 @@ def test_prefix_tuning_goes_to_transformers(warned: list[str]) -> None:
     with torch.no_grad():
         for weight in tuned.prompt_encoder.parameters():
             weight.copy_(3 * torch.randn(weight.shape))
-    plain = tuned.get_base_model().generate(**source([4, 3]), num_beams=1, max_new_tokens=6)
+    inputs = source([4, 3]) | GREEDY
+    plain = tuned.get_base_model().generate(**inputs)
     warned.clear()
-    found = tuned.generate(**source([4, 3]), num_beams=1, max_new_tokens=6)
-    assert len(warned) == 1 and "prepare_inputs_for_generation" in warned[0]
+    found = tuned.generate(**inputs)
+    assert len(warned) == 1
+    assert "prepare_inputs_for_generation" in warned[0]
     assert not found.equal(plain)
 
 
 def test_gradient_checkpointing_in_training_goes_to_transformers(warned: list[str]) -> None:
     model = varied_model()
     model.gradient_checkpointing_enable()
-    expected = model.generate(**source(LENGTHS), length_penalty=1.0, max_new_tokens=8)
+    inputs = source(LENGTHS) | {"length_penalty": 1.0, "max_new_tokens": 8}
+    expected = model.generate(**inputs)
     assert not warned
     model.train()  # where transformers' own loop reads one token without its past, unless it is told use_cache=False
-    assert model.generate(**source(LENGTHS), length_penalty=1.0, max_new_tokens=8).equal(expected)
-    assert len(warned) == 1 and "gradient checkpointing" in warned[0]
+    assert model.generate(**inputs).equal(expected)
+    assert len(warned) == 1
+    assert "gradient checkpointing" in warned[0]
 
 
 def test_generation_config_of_the_caller_causes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    monkeypatch.setattr(logging.get_logger("transformers.generation.utils"), "warning_once", messages.append)
-    config = GenerationConfig(max_new_tokens=3, num_beams=2, decoder_start_token_id=0, eos_token_id=2, pad_token_id=1)
-    assert varied_model().generate(**source([4, 3]), generation_config=config).shape[0] == 2
+    logger = logging.get_logger("transformers.generation.utils")
+    monkeypatch.setattr(logger, "warning_once", messages.append)
+    config = GenerationConfig(
+        max_new_tokens=3,
+        num_beams=2,
+        decoder_start_token_id=0,
+        eos_token_id=2,
+        pad_token_id=1,
+    )
+    assert len(varied_model().generate(**source([4, 3]), generation_config=config)) == 2
     assert messages == []
 
 
