@@ -3,6 +3,7 @@
 `hypothesis` looks for combinations that nobody thought of. Its examples are the same in every run.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from tests.model_helpers import (
     PAD,
@@ -25,6 +25,7 @@ from tests.model_helpers import (
 )
 
 BACKENDS = ["eager", "sdpa"]
+WORDS = 12  # of the smallest vocabulary
 
 settings.register_profile(
     "promises",
@@ -41,29 +42,41 @@ promised = settings(settings.get_profile("promises"))
 @st.composite
 def heads_and_widths(draw: st.DrawFn) -> dict[str, Any]:
     """d_model, h of both stacks, and perhaps d_k and d_v free of them (§3.2.2; Table 3, rows A and B)."""
-    heads, decoder_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    fields: dict[str, Any] = {"encoder_attention_heads": heads, "decoder_attention_heads": decoder_heads}
+    heads = draw(st.integers(1, 3))
+    decoder_heads = draw(st.integers(1, 3))
+    fields = {
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": decoder_heads,
+        "d_model": heads * decoder_heads * draw(st.integers(4, 6)),
+    }
     if draw(st.booleans()):
-        widths = {name: draw(st.integers(1, 9)) for name in ("head_dim", "value_head_dim")}
-        return {**fields, **widths, "d_model": draw(st.integers(4, 25))}
-    return {**fields, "d_model": heads * decoder_heads * draw(st.integers(4, 6))}
+        fields["head_dim"] = draw(st.integers(1, 9))
+        fields["value_head_dim"] = draw(st.integers(1, 9))
+        fields["d_model"] = draw(st.integers(4, 25))
+    return fields
 
 
 @st.composite
 def vocabularies(draw: st.DrawFn) -> dict[str, Any]:
     """A tying mode, and two vocabularies where they may differ (§3.4)."""
-    share, tie = draw(st.booleans()), draw(st.booleans())
-    fields = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
-    fields["vocab_size"] = draw(st.integers(12, 40))
-    return fields if share else {**fields, "decoder_vocab_size": draw(st.integers(12, 40))}
+    fields = {
+        "share_encoder_decoder_embeddings": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "vocab_size": draw(st.integers(WORDS, 40)),
+    }
+    if not fields["share_encoder_decoder_embeddings"]:
+        fields["decoder_vocab_size"] = draw(st.integers(WORDS, 40))
+    return fields
 
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
     """Every option that changes the results."""
+    final_norms = [{}, {"final_layer_norm": True}, {"layer_norm_position": "pre"}]
     return {
         **draw(heads_and_widths()),
         **draw(vocabularies()),
+        **draw(st.sampled_from(final_norms)),
         "encoder_layers": draw(st.integers(1, 2)),
         "decoder_layers": draw(st.integers(1, 2)),
         "encoder_ffn_dim": draw(st.integers(1, 40)),
@@ -74,7 +87,6 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "layer_norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
         "attention_bias": draw(st.booleans()),
         "lm_head_bias": draw(st.booleans()),
-        **draw(st.sampled_from([{}, {"final_layer_norm": True}, {"layer_norm_position": "pre"}])),
         "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
     }
 
@@ -84,10 +96,9 @@ several = st.lists(st.integers(1, 9), min_size=2, max_size=4)
 seeds = st.integers(0, 1000)
 
 
-def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int], seed: int) -> dict[str, Tensor]:
+def batch_of(sizes: list[int], seed: int) -> dict[str, Tensor]:
     """Sources of the given lengths, and targets of the same lengths in another order."""
-    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
-    return translation_batch(sizes, sizes[::-1], vocab_size, seed)
+    return translation_batch(sizes, sizes[::-1], WORDS, seed)
 
 
 @promised
@@ -96,7 +107,7 @@ def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int
 @torch.no_grad()
 def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, sizes, seed, at_once):
     model = tiny_model(seed, attn_implementation=backend, **fields)
-    batch = batch_for(model, sizes, seed)
+    batch = batch_of(sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
     encoded = model.model.encoder(**batch)
     cache = None
@@ -121,12 +132,16 @@ def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, 
 @torch.no_grad()
 def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend, fields, sizes, seed, left):
     model = tiny_model(seed, attn_implementation=backend, **fields)
-    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
-    sources, targets = sentences(sizes, vocab_size, seed), sentences(sizes[::-1], vocab_size, seed + 1)
-    source, target = padded(sources, left=left), padded(targets, left=left)
-    together = model(input_ids=source, decoder_input_ids=target, decoder_attention_mask=target.ne(PAD).long())
+    sources = sentences(sizes, WORDS, seed)
+    targets = sentences(sizes[::-1], WORDS, seed + 1)
+    target = padded(targets, left=left)
+    together = model(
+        input_ids=padded(sources, left=left),
+        decoder_input_ids=target,
+        decoder_attention_mask=target.ne(PAD).long(),
+    )
     for i, (source_ids, target_ids) in enumerate(zip(sources, targets, strict=True)):
-        alone = model(input_ids=torch.tensor([source_ids]), decoder_input_ids=torch.tensor([target_ids]))
+        alone = model(torch.tensor([source_ids]), decoder_input_ids=torch.tensor([target_ids]))
         here = slice(-len(target_ids), None) if left else slice(len(target_ids))
         assert_near(together.logits[i, here], alone.logits[0], 1e-5, f"sentence {i}")
 
@@ -134,14 +149,17 @@ def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend, fields, sizes, 
 @promised
 @given(fields=options(), sizes=lengths, seed=seeds, training=st.booleans())
 def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
-    logits, found = {}, {}
-    for backend in BACKENDS:
+    batch = batch_of(sizes, seed)
+
+    def numbers(backend: str) -> tuple[Tensor, dict[str, Tensor]]:
         model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
-        batch = batch_for(model, sizes, seed)
-        logits[backend] = model(**batch, skip_logits=False).logits
-        found[backend] = gradients(model, **batch, num_items_in_batch=1)[1]
-    assert_near(logits["sdpa"], logits["eager"])
-    assert_same_gradients(found["sdpa"], found["eager"])
+        _, found = gradients(model, **batch, num_items_in_batch=1)
+        return model(**batch, skip_logits=False).logits, found
+
+    logits, found = numbers("sdpa")
+    expected, expected_gradients = numbers("eager")
+    assert_near(logits, expected)
+    assert_same_gradients(found, expected_gradients)
 
 
 @promised
@@ -149,15 +167,14 @@ def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed
 @given(fields=options(), sizes=several, seed=seeds, training=st.booleans(), empty=st.integers(0, 3))
 def test_fully_masked_row_is_finite(backend, fields, sizes, seed, training, empty):
     model = tiny_model(seed, attn_implementation=backend, **fields).train(training)
-    batch = batch_for(model, sizes, seed)
+    batch = batch_of(sizes, seed)
     empty %= len(sizes)
     expected = model(**batch, skip_logits=False).logits
     batch["attention_mask"][empty] = 0
     loss, found = gradients(model, **batch)
-    assert torch.isfinite(torch.tensor(loss))
-    assert all(torch.isfinite(gradient).all() for gradient in found.values())
     logits = model(**batch, skip_logits=False).logits
-    assert torch.isfinite(logits).all()
+    for numbers in (torch.tensor(loss), logits, *found.values()):
+        assert numbers.isfinite().all()
     others = [i for i in range(len(sizes)) if i != empty]
     assert_near(logits[others], expected[others], 1e-5, "the other sentences")
 
@@ -166,16 +183,17 @@ def test_fully_masked_row_is_finite(backend, fields, sizes, seed, training, empt
 @given(fields=options(), sizes=several, seed=seeds, data=st.data())
 def test_gradients_do_not_depend_on_batch_splitting(fields, sizes, seed, data):
     model = tiny_model(seed, **fields).train()
-    batch = batch_for(model, sizes, seed)
+    batch = batch_of(sizes, seed)
     tokens = int(batch["labels"].ne(-100).sum())
     whole_loss, whole = gradients(model, **batch)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes) - 1), min_size=1)))
     model.zero_grad()
     total = 0.0
-    for start, end in zip([0, *cuts], [*cuts, len(sizes)], strict=True):
+    for start, end in pairwise([0, *cuts, len(sizes)]):
         part = {name: tensor[start:end] for name, tensor in batch.items()}
         loss = model(**part, num_items_in_batch=torch.tensor(tokens)).loss
         loss.backward()
         total += loss.item()
     assert total == pytest.approx(whole_loss, rel=1e-5)
-    assert_same_gradients({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, whole)
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert_same_gradients(found, whole)
