@@ -1,24 +1,20 @@
 """Models that a user has taken apart: layers moved or shared, and modules of their own in place of the model's."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, GenerationMixin
+from transformers import BertConfig, BertModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
 from tests.model_helpers import assert_near, translation_batch
-from tests.search_helpers import Model, source, varied_model
+from tests.search_helpers import Model, by_transformers, source, varied_model
 
 GREEDY = {"num_beams": 1, "max_new_tokens": 8}
-
-
-def without_cache(model: Model, **inputs: Any) -> Tensor:
-    return GenerationMixin.generate(model, **inputs, **GREEDY, use_cache=False)
 
 
 # Layers
@@ -36,13 +32,14 @@ def share_the_first(layers: nn.ModuleList) -> None:
 @pytest.mark.parametrize("change", [keep_every_other, share_the_first])
 def test_layers_may_be_removed_and_shared(change: Callable[[nn.ModuleList], None]) -> None:
     model = varied_model(decoder_layers=4)
-    change(model.model.decoder.layers)
-    model.config.decoder_layers = len(model.model.decoder.layers)
-    inputs = source([6, 1, 8])
-    expected = without_cache(model, **inputs)
-    assert len({tuple(row) for row in expected.tolist()}) > 1
-    assert torch.equal(model.generate(**inputs, **GREEDY), expected)
-    assert torch.equal(GenerationMixin.generate(model, **inputs, **GREEDY), expected)
+    layers = model.model.decoder.layers
+    change(layers)
+    model.config.decoder_layers = len(layers)
+    inputs = source([6, 1, 8]) | GREEDY
+    expected = by_transformers(model, **inputs, use_cache=False)
+    assert len(expected.unique(dim=0)) > 1
+    assert torch.equal(model.generate(**inputs), expected)
+    assert torch.equal(by_transformers(model, **inputs), expected)
 
 
 class MeanOfThePast(nn.Module):
@@ -57,13 +54,15 @@ class MeanOfThePast(nn.Module):
 def test_attention_without_a_cache_is_refused_where_it_would_need_one(layer: int) -> None:
     model = varied_model()
     model.model.decoder.layers[layer].self_attn = MeanOfThePast()
-    inputs = source([6, 3])
+    inputs = source([6, 3]) | GREEDY
     message = rf"decoder.layers\[{layer}\] adds no keys to past_key_values.* give use_cache=False"
-    for generate in (model.generate, lambda **given: GenerationMixin.generate(model, **given)):
+    for generate in (Model.generate, by_transformers):
         with pytest.raises(ValueError, match=message):
-            generate(**inputs, **GREEDY)
-    assert torch.equal(model.generate(**inputs, **GREEDY, use_cache=False), without_cache(model, **inputs))
-    assert model(**inputs, decoder_input_ids=torch.tensor([[0, 5, 6]] * 2)).logits.shape == (2, 3, 24)
+            generate(model, **inputs)
+    expected = by_transformers(model, **inputs, use_cache=False)
+    assert torch.equal(model.generate(**inputs, use_cache=False), expected)
+    target = torch.tensor([[0, 5, 6]] * 2)
+    assert model(**source([6, 3]), decoder_input_ids=target).logits.shape == (2, 3, 24)
 
 
 # Embeddings and encoders
@@ -80,8 +79,14 @@ def test_embedding_may_have_no_matrix() -> None:
 
 def bert() -> BertModel:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return BertModel(BertConfig(vocab_size=24, **sizes)).eval()
+    config = BertConfig(
+        vocab_size=24,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    return BertModel(config).eval()
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -90,17 +95,17 @@ def test_encoder_may_be_one_of_transformers(beams: int) -> None:
     inputs = source([6, 1, 8])
     settings = GREEDY | {"num_beams": beams}
     output = bert()(**inputs)
-    states = BaseModelOutput(output.last_hidden_state)
-    mask = inputs["attention_mask"]
-    expected = model.generate(encoder_outputs=states, attention_mask=mask, **settings)
-    for form in (output, dict(output), (output.last_hidden_state,)):
-        actual = model.generate(encoder_outputs=form, attention_mask=mask, **settings)
-        assert torch.equal(actual, expected)
+    states = output.last_hidden_state
+    forms = [BaseModelOutput(states), output, dict(output), (states,)]
+    settings["attention_mask"] = inputs["attention_mask"]
+    expected, *others = (model.generate(encoder_outputs=form, **settings) for form in forms)
     model.model.encoder = bert()
-    assert torch.equal(model.generate(**inputs, **settings), expected)
+    others.append(model.generate(inputs["input_ids"], **settings))
+    for actual in others:
+        assert torch.equal(actual, expected)
 
 
-class Styled(VanillaTransformerForConditionalGeneration):
+class Styled(Model):
     """Adds a vector to the logits of each sentence."""
 
     def forward(self, *args: Any, style: Tensor | None = None, **kwargs: Any) -> Any:
@@ -126,25 +131,27 @@ def test_generate_gives_an_argument_of_a_subclass_to_its_forward(beams: int) -> 
 @pytest.mark.parametrize("factor", [3, 0.5])
 def test_every_number_but_0_of_a_mask_marks_a_token(factor: float) -> None:
     model = varied_model()
-    batch = translation_batch([5, 3, 7], [4, 6, 2], 24)
-    targets = {"decoder_input_ids": torch.full((3, 4), 5), "decoder_attention_mask": torch.ones(3, 4)}
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")} | targets
-    scaled = {name: value * factor if "mask" in name else value for name, value in inputs.items()}
-    assert torch.equal(model(**scaled).logits, model(**inputs).logits)
+    inputs = source([5, 3, 7])
+    mask = inputs["attention_mask"]
+    scaled = inputs | {"attention_mask": mask * factor}
+    target = torch.full((3, 4), 5)
+    expected = model(**inputs, decoder_input_ids=target, decoder_attention_mask=torch.ones(3, 4)).logits
+    actual = model(**scaled, decoder_input_ids=target, decoder_attention_mask=factor * torch.ones(3, 4)).logits
+    assert torch.equal(actual, expected)
     limit = {"num_beams": 3, "max_length_over_source": 0}
-    expected = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **limit)
-    assert torch.equal(model.generate(inputs["input_ids"], attention_mask=scaled["attention_mask"], **limit), expected)
+    assert torch.equal(model.generate(**scaled, **limit), model.generate(**inputs, **limit))
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_boolean_mask_marks_visible_keys(backend: str) -> None:
     model = varied_model(attn_implementation=backend)
-    batch = translation_batch([5, 3, 7], [4, 6, 2], 24)
-    mask = batch["attention_mask"]
-    visible = mask.bool()[:, None, None].expand(-1, 1, 7, -1)  # (B, 1, S, S)
-    actual = model.get_encoder()(batch["input_ids"], visible).last_hidden_state
-    expected = model.get_encoder()(batch["input_ids"], mask).last_hidden_state
-    assert_near(actual[mask.bool()], expected[mask.bool()])
+    encoder = model.get_encoder()
+    inputs = source([5, 3, 7])
+    is_token = inputs["attention_mask"].bool()
+    visible = is_token[:, None, None].expand(-1, 1, 7, -1)  # (B, 1, S, S)
+    actual = encoder(inputs["input_ids"], visible).last_hidden_state
+    expected = encoder(**inputs).last_hidden_state
+    assert_near(actual[is_token], expected[is_token])
 
 
 def test_eager_attention_computes_in_double_precision() -> None:
@@ -152,7 +159,7 @@ def test_eager_attention_computes_in_double_precision() -> None:
     query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
     visible = torch.rand(2, 1, 5, 5) < 0.8
     visible[..., 0] = True
-    mask = torch.zeros(2, 1, 5, 5, dtype=torch.float64).masked_fill(~visible, -1e9)
+    mask = torch.where(visible, 0.0, -1e9).double()
     output, _ = eager_attention_forward(nn.Module(), query, key, value, mask, scaling=8**-0.5)
     scores = query @ key.transpose(2, 3) / 8**0.5
     expected = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
@@ -160,17 +167,18 @@ def test_eager_attention_computes_in_double_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    "inputs, message",
+    ("name", "shape", "message"),
     [
-        ({"position_ids": torch.arange(7)[None]}, "position_ids of shape (1, 7)"),
-        ({"decoder_position_ids": torch.arange(7)[None]}, "position_ids of shape (1, 7)"),
-        ({"input_ids": None, "inputs_embeds": torch.ones(1, 1, 1)}, "embeddings of shape (1, 1, 1)"),
-        ({"attention_mask": torch.ones(1, 1, 1)}, "attention_mask has shape (1, 1, 1)"),
+        ("position_ids", (1, 7), "position_ids of shape (1, 7)"),
+        ("decoder_position_ids", (1, 7), "position_ids of shape (1, 7)"),
+        ("inputs_embeds", (1, 1, 1), "embeddings of shape (1, 1, 1)"),
+        ("attention_mask", (1, 1, 1), "attention_mask has shape (1, 1, 1)"),
     ],
 )
-def test_shapes_that_torch_would_repeat_are_refused(inputs: dict[str, Any], message: str) -> None:
-    model = varied_model()
+def test_shapes_that_torch_would_repeat_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
     token = torch.tensor([[5]])
-    with pytest.raises(ValueError) as error:
-        model(**{"input_ids": token, "decoder_input_ids": token} | inputs)
-    assert message in str(error.value)
+    inputs = {"input_ids": token, "decoder_input_ids": token, name: torch.ones(shape)}
+    if name == "inputs_embeds":
+        del inputs["input_ids"]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        varied_model()(**inputs)
