@@ -47,70 +47,88 @@ def test_command_ends_with_a_line_and_a_status(error, status, line, monkeypatch,
         assert capsys.readouterr().err.rstrip("\n").endswith(line)
 
 
-def test_command_ends_with_its_own_status(monkeypatch, capsys):
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
+
+@pytest.mark.parametrize(("command", "status"), [(lambda: None, 0), (lambda: 3, 3), (interrupt, 130)])
+def test_command_ends_with_its_own_status(command, status, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")  # the first rank tells it
-    for result, command in ((0, lambda: None), (3, lambda: 3), (130, interrupt)):
-        with pytest.raises(SystemExit) as ended:
-            errors.run_command(command)
-        assert ended.value.code == result and not capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        errors.run_command(command)
+    assert ended.value.code == status
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("library", EXTRAS)
 def test_library_that_is_missing_is_named_with_its_extra(library, monkeypatch):
     monkeypatch.setattr(errors, "_is_installed", lambda name: name != library)
-    line = f'{library} is not installed: .* run pip install ".[{EXTRAS[library]}]"'.replace("[", r"\[")
-    name = library.replace("_", "-")
-    for error in (ModuleNotFoundError(f"no module named {library!r}", name=library), ValueError(f"requires {name}")):
-        assert pytest.raises(UserError, _raise, errors.missing_extra(error)).match(line)
-        with pytest.raises(UserError, match=line), errors.naming_extras():
+    no_module = ModuleNotFoundError(f"no module named {library!r}", name=library)
+    required = ValueError(f"requires {library.replace('_', '-')}")
+    for error in (no_module, required):
+        line = str(errors.missing_extra(error))
+        assert line.startswith(f"{library} is not installed: ")
+        assert line.endswith(f'run pip install ".[{EXTRAS[library]}]"')
+        with pytest.raises(UserError, match=f"^{library} is not installed: "), errors.naming_extras():
             raise ImportError(str(error))
-    others = [ImportError(f"no module {library}x"), ValueError(f"{library} is damaged")]
-    for other in others:
-        assert errors.missing_extra(other) is None
+    other = ImportError(f"no module {library}x")
+    assert errors.missing_extra(other) is None
+    assert errors.missing_extra(ValueError(f"{library} is damaged")) is None
     with pytest.raises(ImportError), errors.naming_extras():
-        raise others[0]
+        raise other
     monkeypatch.setattr(errors, "_is_installed", lambda name: True)
-    assert errors.missing_extra(error) is None
-
-
-def _raise(error: Any) -> None:
-    raise error
+    assert errors.missing_extra(required) is None
 
 
 def test_library_is_looked_for_by_the_name_that_is_imported(monkeypatch):
-    assert errors._is_installed("torch") and not errors._is_installed("no_such.module")
-    monkeypatch.setattr(errors, "find_spec", {"google.protobuf": 1, "peft": None}.__getitem__)
-    assert errors._is_installed("protobuf") and not errors._is_installed("peft")
+    assert errors._is_installed("torch")
+    assert not errors._is_installed("no_such.module")
+    specs = {"google.protobuf": 1, "peft": None}
+    monkeypatch.setattr(errors, "find_spec", specs.__getitem__)
+    assert errors._is_installed("protobuf")
+    assert not errors._is_installed("peft")
 
 
-def test_value_is_shown_in_one_short_line():
-    plain = [None, True, 1.5, -3, 2**320 - 1, "a" * 80]
-    rows = {"a\nb": r"a\nb", "a" * 81: "a" * 80 + " …", 2**320: "a number of 321 bits", ("x", 1): "[x, 1]"}
-    for value, text in [*((value, str(value)) for value in plain), *rows.items()]:
-        assert errors.shown(value) == text
-    for value, text in [([], "[]"), ([1] * 9, str([1] * 9)), ([1] * 10, "a list"), ([[1]], "a list"), ({}, "a dict")]:
-        assert errors.shown(value) == text
-    assert errors.shown(["a" * 90] * 3) == f"[{', '.join(['a' * 80 + ' …'] * 3)}"[:160]
-    assert untrusted.one_line(" c\n d") == "c d" and untrusted.one_line(KeyError()) == "KeyError"
+CUT = "a" * 80 + " …"
+SHOWN: list[tuple[Any, str]] = [
+    *((value, str(value)) for value in (None, True, 1.5, -3, 2**320 - 1, "a" * 80, [], [1] * 9)),
+    ("a\nb", r"a\nb"),
+    ("a" * 81, CUT),
+    (2**320, "a number of 321 bits"),
+    (("x", 1), "[x, 1]"),
+    ([1] * 10, "a list"),
+    ([[1]], "a list"),
+    ({}, "a dict"),
+    (["a" * 90] * 3, f"[{CUT}, {CUT}, {CUT}"[:160]),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), SHOWN)
+def test_value_is_shown_in_one_short_line(value, text):
+    assert errors.shown(value) == text
+
+
+def test_text_of_others_becomes_one_line():
+    assert untrusted.one_line(" c\n d") == "c d"
+    assert untrusted.one_line(KeyError()) == "KeyError"
     assert untrusted.one_line("c" * 300) == "c" * 300
     assert untrusted.one_line("c" * 301) == "c" * 300 + " …"
 
 
+DEEP = "it is nested more than 50 levels deep"
+ALIASES = "its aliases repeat other aliases, or are too many"
 LIMITS = [
-    (("[" * 48 + "]" * 48, "[" * 49 + "]" * 49), "it is nested more than 50 levels deep"),
-    (("&x 1" + ", *x" * 100, "&x 1" + ", *x" * 101), "its aliases repeat other aliases, or are too many"),
-    (("[&x [1], &y [2, 3], *x]", "[&x [1], &y [2, [*x]]]"), "its aliases repeat other aliases, or are too many"),
-    (("1" * 2000, "1" * 2001), "a scalar of 2001 characters has no quotes"),
-    (("'" + "1" * (2**20 - 10) + "'", "'" + "1" * (2**20 - 9) + "'"), "1048577 bytes are too many"),
+    ("[" * 48 + "]" * 48, "[" * 49 + "]" * 49, DEEP),
+    ("&x 1" + ", *x" * 100, "&x 1" + ", *x" * 101, ALIASES),
+    ("[&x [1], &y [2, 3], *x]", "[&x [1], &y [2, [*x]]]", ALIASES),
+    ("1" * 2000, "1" * 2001, "a scalar of 2001 characters has no quotes"),
+    (f"'{'1' * (2**20 - 10)}'", f"'{'1' * (2**20 - 9)}'", "1048577 bytes are too many"),
 ]
 
 
-@pytest.mark.parametrize(("values", "reason"), LIMITS)
-def test_yaml_of_options_has_limits(values, reason):
-    right, wrong = (f"a: [0, {value}]".encode() for value in values)
+@pytest.mark.parametrize(("most", "too_much", "reason"), LIMITS, ids=range(len(LIMITS)))
+def test_yaml_of_options_has_limits(most, too_much, reason):
+    right, wrong = (f"a: [0, {value}]".encode() for value in (most, too_much))
     assert untrusted.parse_yaml_mapping(right, "x")["a"][0] == 0
     assert error_of(untrusted.parse_yaml_mapping, wrong, "x") == f"x ({reason})"
     if "scalar" in reason or "bytes" in reason:  # words of a vocabulary
@@ -124,7 +142,8 @@ def test_most_similar_name_is_proposed():
     assert errors.did_you_mean("abcde", ["abcxy"], cutoff=0.61) is None
 
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -139,11 +158,16 @@ INF, NAN = float("inf"), float("nan")
     ],
 )
 def test_number_out_of_its_range_is_named(kind, right, wrong, needed):
+    names: Any = ["a"]
+    ignored = [None, "text"]
+    if kind == "at_most":
+        names = {"a": 2000}
+        ignored = [None]
+
     def check(value: Any) -> None:
-        names = {"a": 2000} if kind == "at_most" else ["a"]
         check_ranges(SimpleNamespace(a=value), **{kind: names})
 
-    for value in [None, *right, *([] if kind == "at_most" else ["text"])]:
+    for value in ignored + right:
         check(value)
     for value in wrong:
         assert error_of(check, value) == f"a: {needed}, not {value:,}"
