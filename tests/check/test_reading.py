@@ -271,11 +271,8 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
     (more_styles, "HeadwiseTransformer"): [
         ('self.norms["ff"](x + self.ff2', 'self.norms["self_attn"](x + self.ff2', "layers"),
     ],
-    (more_styles, "EinsumSeq2Seq"): [
-        ('bihd,bjhd->bhij", q, k', 'bihd,bjhd->bhij", q, k * 1.5', "*", "attention"),
-    ],
     (more_styles, "SequenceFirst"): [
-        ('added if self.bug == "memory" else memory_added', "0 * memory_added.nan_to_num(neginf=0)", "padding"),
+        ("keys, memory_added)", "keys, 0 * memory_added.nan_to_num(neginf=0))", "padding"),
     ],
     (more_styles, "FlashTransformer"): [
         ("self.to_kv(memory).chunk(2, -1)", "self.to_kv(memory).chunk(2, -1)[::-1]", None),
