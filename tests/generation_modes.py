@@ -13,9 +13,17 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LogitsProc
 from transformers.generation import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
-LIMIT, BEAMS = 12, 3
-# Hugging Face's score is then log P, of which every length of a hypothesis makes the same
-PLAIN: dict[str, Any] = {"max_new_tokens": LIMIT, "length_penalty": 0.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+LIMIT = 12
+BEAMS = 3
+PLAIN: dict[str, Any] = {
+    "num_beams": 1,
+    "max_new_tokens": LIMIT,
+    "length_penalty": 0.0,  # Hugging Face's score is then log P, of which every length of a hypothesis makes the same
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+}
+WITH_SCORES = {"return_dict_in_generate": True, "output_scores": True}
 
 
 def never(ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
@@ -39,7 +47,7 @@ class Listener:
 # Greedy and beam search have two loops: this package's, and transformers' as soon as they are asked for more.
 GREEDY: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "greedy with scores": {"return_dict_in_generate": True, "output_scores": True},
+    "greedy with scores": WITH_SCORES,
     "greedy with a stopping criterion": {"stopping_criteria": StoppingCriteriaList([never])},
     "greedy with a static cache": {"cache_implementation": "static"},
     "greedy without a cache": {"use_cache": False},
@@ -51,7 +59,7 @@ ASSISTED: dict[str, dict[str, Any]] = {
 }
 BEAM: dict[str, dict[str, Any]] = {
     "beam search": {"num_beams": BEAMS},
-    "beam search with scores": {"num_beams": BEAMS, "return_dict_in_generate": True, "output_scores": True},
+    "beam search with scores": {"num_beams": BEAMS, **WITH_SCORES},
     "beam search with a static cache": {"num_beams": BEAMS, "cache_implementation": "static"},
     "beam search without a cache": {"num_beams": BEAMS, "use_cache": False},
 }
@@ -83,16 +91,17 @@ def modes_of_transformers() -> set[GenerationMode]:
 def written(model: Any, assistant: Any, inputs: dict[str, Tensor]) -> dict[str, list[list[int]]]:
     """The tokens of every mode, each sentence without padding after its end."""
     found = {}
-    for name, settings in (each for variants in MODES.values() for each in variants.items()):
+    for name, settings in (GREEDY | ASSISTED | BEAM | SAMPLED | BEAM_SAMPLED).items():
         batches = [inputs]
-        if any(setting in settings for setting in OF_ONE_SENTENCE):
-            batches = [{key: value[[row]] for key, value in inputs.items()} for row in range(len(inputs["input_ids"]))]
+        if not settings.keys().isdisjoint(OF_ONE_SENTENCE):
+            rows = range(len(inputs["input_ids"]))
+            batches = [{key: value[[row]] for key, value in inputs.items()} for row in rows]
         found[name] = [row for batch in batches for row in _generate(model, assistant, batch, settings)]
     return found
 
 
 def _generate(model: Any, assistant: Any, inputs: dict[str, Tensor], settings: dict[str, Any]) -> list[list[int]]:
-    settings = {"num_beams": 1, **PLAIN, **settings}
+    settings = PLAIN | settings
     if "assistant_model" in settings:
         settings["assistant_model"] = assistant
     if "streamer" in settings:
@@ -103,11 +112,8 @@ def _generate(model: Any, assistant: Any, inputs: dict[str, Tensor], settings: d
     if "streamer" in settings:
         assert settings["streamer"].tokens == tokens.flatten().tolist()
     pad = model.generation_config.pad_token_id
-    return [row[: len(row) - _padding(row, pad)] for row in tokens.tolist()]
-
-
-def _padding(row: list[int], pad: int) -> int:
-    return next((number for number, token in enumerate(reversed(row)) if token != pad), len(row))
+    lengths = tokens.ne(pad).long() * torch.arange(1, tokens.shape[1] + 1)
+    return [row[:length] for row, length in zip(tokens.tolist(), lengths.amax(dim=1).tolist(), strict=True)]
 
 
 def main(folder: str, output: str) -> None:
@@ -116,12 +122,13 @@ def main(folder: str, output: str) -> None:
         inputs = json.load(file)
     found = {}
     for name, auto_class in (("translator", AutoModelForSeq2SeqLM), ("decoder", AutoModelForCausalLM)):
-        models = [
+        model, assistant = (
             auto_class.from_pretrained(f"{folder}/{each}", trust_remote_code=True).eval()
             for each in ("model", "assistant")
-        ]
-        assert not type(models[0]).__module__.startswith("hf_vanilla_transformer")
-        found[name] = written(*models, {key: torch.tensor(value) for key, value in inputs[name].items()})
+        )
+        assert not type(model).__module__.startswith("hf_vanilla_transformer")
+        tensors = {key: torch.tensor(value) for key, value in inputs[name].items()}
+        found[name] = written(model, assistant, tensors)
     with open(output, "w", encoding="utf-8") as file:
         json.dump(found, file)
 

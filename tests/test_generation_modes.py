@@ -15,39 +15,46 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_vanilla_transformer import VanillaTransformerForCausalLM, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerForCausalLM
 from tests import generation_modes
 from tests.generation_modes import ASSISTED, BEAM, BEAM_SAMPLED, BEAMS, GREEDY, LIMIT, MODES, SAMPLED
 from tests.model_helpers import EOS, START, WITHOUT_THE_PACKAGE
-from tests.search_helpers import LENGTHS, naive_greedy_search, naive_search, source, varied_model
+from tests.search_helpers import LENGTHS, Model, naive_greedy_search, naive_search, source, varied_model
 
 Tokens = list[list[int]]
 
 
 def test_each_mode_of_transformers_is_tested() -> None:
     assert set(MODES) == generation_modes.modes_of_transformers()
+    known = GenerationConfig().to_dict()
     for mode, variants in MODES.items():
         for name, settings in variants.items():
-            fields = {key: value for key, value in settings.items() if key in GenerationConfig().to_dict()}
-            chosen = GenerationConfig(**{"num_beams": 1, **fields})
-            assert chosen.get_generation_mode(settings.get("assistant_model")) == mode, name
+            fields = {key: value for key, value in settings.items() if key in known}
+            config = GenerationConfig(**{"num_beams": 1, **fields})
+            assistant = settings.get("assistant_model")
+            assert config.get_generation_mode(assistant) == mode, name
 
 
 # The models: a translator, its decoder alone, and those without the last decoder layer, which guess for them
 
 
-def models() -> tuple[VanillaTransformerForConditionalGeneration, VanillaTransformerForConditionalGeneration]:
+def models() -> list[Model]:
     model = varied_model()
     assistant = varied_model(decoder_layers=1)
-    assistant.load_state_dict({name: model.state_dict()[name] for name in assistant.state_dict()})
-    return model, assistant
+    assistant.load_state_dict(model.state_dict(), strict=False)
+    return [model, assistant]
 
 
-PROMPT = {"input_ids": torch.tensor([[START, 7, 11], [START, 9, 8], [START, 5, 20]])}
-INPUTS = {"translator": source(LENGTHS), "decoder": {**PROMPT, "attention_mask": torch.ones(3, 3, dtype=torch.long)}}
+INPUTS = {
+    "translator": source(LENGTHS),
+    "decoder": {
+        "input_ids": torch.tensor([[START, 7, 11], [START, 9, 8], [START, 5, 20]]),
+        "attention_mask": torch.ones(3, 3, dtype=torch.long),
+    },
+}
 
 
-def decoder_of(model: VanillaTransformerForConditionalGeneration, folder: Path) -> VanillaTransformerForCausalLM:
+def decoder_of(model: Model, folder: Path) -> VanillaTransformerForCausalLM:
     model.save_pretrained(folder)
     return VanillaTransformerForCausalLM.from_pretrained(folder).eval()
 
@@ -80,12 +87,14 @@ def sampled(model: Any, inputs: dict[str, Tensor], target: Tensor) -> Tokens:
 
 def best(model: Any, prompt: list[int], beams: int) -> list[int]:
     """Beam search of a decoder alone by the probability of the whole hypothesis. Greedy search with one beam."""
-    running, ended = [(0.0, prompt)], []
+    running = [(0.0, prompt)]
+    ended = []
     for length in range(1, LIMIT + 1):
         following = []
         for log_p, hypothesis in running:
-            log_probs = logits_of(model, {}, torch.tensor([hypothesis]))[0].double().log_softmax(dim=-1)
-            following += [(log_p + each, [*hypothesis, token]) for token, each in enumerate(log_probs.tolist())]
+            (logits,) = logits_of(model, {}, torch.tensor([hypothesis]))
+            log_probs = logits.double().log_softmax(dim=-1).tolist()
+            following += [(log_p + each, [*hypothesis, token]) for token, each in enumerate(log_probs)]
         following.sort(key=lambda pair: -pair[0])
         ended += [pair for pair in following[:beams] if pair[1][-1] == EOS or length == LIMIT]
         running = [pair for pair in following if pair[1][-1] != EOS][:beams]
@@ -98,9 +107,13 @@ def by_hand(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tokens]:
     """What each family of modes must write."""
     ids = inputs["input_ids"]
     if not model.config.is_encoder_decoder:
-        greedy, beam = ([best(model, row, beams) for row in ids.tolist()] for beams in (1, BEAMS))
-        return {"greedy": greedy, "beam": beam, "sampled": sampled(model, {}, ids)}
-    sentences = [row[mask.bool()].tolist() for row, mask in zip(ids, inputs["attention_mask"], strict=True)]
+        return {
+            "greedy": [best(model, row, 1) for row in ids.tolist()],
+            "beam": [best(model, row, BEAMS) for row in ids.tolist()],
+            "sampled": sampled(model, {}, ids),
+        }
+    masks = inputs["attention_mask"].bool()
+    sentences = [row[mask].tolist() for row, mask in zip(ids, masks, strict=True)]
     start = torch.full((len(ids), 1), START)
     return {
         "greedy": [naive_greedy_search([model], row, LIMIT) for row in sentences],
@@ -110,11 +123,15 @@ def by_hand(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tokens]:
 
 
 def assert_as_by_hand(found: dict[str, Tokens], expected: dict[str, Tokens]) -> None:
-    assert len({tuple(each) for kind in expected.values() for each in kind}) > len(expected["greedy"]), (
-        "they must differ"
-    )
+    different = {tuple(each) for kind in expected.values() for each in kind}
+    assert len(different) > len(expected["greedy"])
     best_token, *others = SAMPLED
-    for kind, names in (("greedy", [*GREEDY, *ASSISTED, best_token]), ("beam", BEAM), ("sampled", others)):
+    kinds = {
+        "greedy": [*GREEDY, *ASSISTED, best_token],
+        "beam": BEAM,
+        "sampled": others,
+    }
+    for kind, names in kinds.items():
         for name in names:
             assert found[name] == expected[kind], name
     # It draws from the beams of a sentence together. Without a cache it computes each of them anew.
@@ -130,7 +147,8 @@ def test_modes_write_what_is_computed_by_hand(kind: str, tmp_path: Path) -> None
     pair: Any = models()
     if kind == "decoder":
         pair = [decoder_of(each, tmp_path / str(number)) for number, each in enumerate(pair)]
-    assert_as_by_hand(generation_modes.written(*pair, INPUTS[kind]), by_hand(pair[0], INPUTS[kind]))
+    found = generation_modes.written(*pair, INPUTS[kind])
+    assert_as_by_hand(found, by_hand(pair[0], INPUTS[kind]))
 
 
 @pytest.mark.slow  # a process that imports torch

@@ -22,13 +22,21 @@ def short_translations(**fields):
 
 
 def folder_of(where, separate):
-    source, target = train_tokenizer(["one two three"] * 3, 265), train_tokenizer(["eins zwei drei"] * 3, 269)
+    source = train_tokenizer(["one two three"] * 3, 265)
+    target = source
     sizes = {"vocab_size": len(source)}
     if separate:
-        sizes |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+        target = train_tokenizer(["eins zwei drei"] * 3, 269)
+        sizes["decoder_vocab_size"] = len(target)
+        sizes["share_encoder_decoder_embeddings"] = False
     short_translations(**sizes).save_pretrained(where)
-    save_tokenizers(where, source, target if separate else source)
+    save_tokenizers(where, source, target)
     return where
+
+
+def entries_of(folder):
+    """The pipelines that a configuration names."""
+    return json.loads((folder / "config.json").read_text()).get("custom_pipelines")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["joint", "separate"])
@@ -70,22 +78,24 @@ def test_pipeline_accepts_a_sentence_a_stream_and_a_dataset(translate, expected)
     results = translate(stream(), batch_size=2)
     assert len(read) <= 1  # the first, which transformers looks at
     first = next(iter(results))
-    assert texts(first) == expected[:1] and len(read) < len(SENTENCES)
-    data = Dataset.from_dict({"en": SENTENCES})
-    assert [texts(each)[0] for each in translate((row["en"] for row in data), batch_size=2)] == expected
+    assert texts(first) == expected[:1]
+    assert len(read) < len(SENTENCES)
+    rows = (row["en"] for row in Dataset.from_dict({"en": SENTENCES}))
+    assert [texts(each) for each in translate(rows, batch_size=2)] == [[text] for text in expected]
 
 
 def test_pipeline_returns_n_best_with_scores(translate):
-    found = translate(SENTENCES[:3], num_beams=4, num_return_sequences=3, batch_size=3)
+    settings = {"num_beams": 4, "num_return_sequences": 3}
+    found = translate(SENTENCES[:3], **settings, batch_size=3)
     assert [len(each) for each in found] == [3, 3, 3]
     batch = translate.tokenizer(SENTENCES[:3], padding=True, return_tensors="pt")
-    settings = {"num_beams": 4, "num_return_sequences": 3, "return_dict_in_generate": True}
-    output = translate.model.generate(**batch, **settings)
+    output = translate.model.generate(**batch, **settings, return_dict_in_generate=True)
     expected = translate.target_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
     assert [text for each in found for text in texts(each)] == expected
     scores = [result["score"] for each in found for result in each]
     assert scores == pytest.approx(output.sequences_scores.tolist(), abs=1e-6)
-    assert all(each[0]["score"] >= each[1]["score"] >= each[2]["score"] for each in found)
+    for first, second, third in found:
+        assert first["score"] >= second["score"] >= third["score"]
 
 
 def test_generate_arguments_in_constructor_and_call(folder, translate):
@@ -93,9 +103,10 @@ def test_generate_arguments_in_constructor_and_call(folder, translate):
     assert "score" not in greedy  # nothing was compared
     built = pipeline(model=str(folder), pipeline_class=TranslationPipeline, device="cpu", num_beams=1)
     assert built(SENTENCES[0]) == [greedy]
-    (short,) = translate(SENTENCES[0], max_new_tokens=2)
-    ids = translate.model.generate(**translate.tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=2)
-    assert short["translation_text"] == translate.target_tokenizer.decode(ids[0], skip_special_tokens=True)
+    short = translate(SENTENCES[0], max_new_tokens=2)
+    batch = translate.tokenizer(SENTENCES[0], return_tensors="pt")
+    ids = translate.model.generate(**batch, max_new_tokens=2)
+    assert texts(short) == translate.target_tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
 def test_blank_sentence_stays_blank(translate, expected):
@@ -109,38 +120,41 @@ def test_input_that_is_no_string_is_refused(translate, wrong):
 
 
 def test_saved_pipeline_loads_with_trust_remote_code(folder, translate, expected, tmp_path):
-    translate.save_pretrained(tmp_path / "again")
-    entry = json.loads((tmp_path / "again" / "config.json").read_text())["custom_pipelines"]
-    assert entry == json.loads((folder / "config.json").read_text())["custom_pipelines"]
-    again = pipeline(model=str(tmp_path / "again"), trust_remote_code=True, device="cpu")
-    assert type(again).__name__ == "TranslationPipeline" and type(again) is not TranslationPipeline
+    saved = tmp_path / "again"
+    translate.save_pretrained(saved)
+    assert entries_of(saved) == entries_of(folder) is not None
+    again = pipeline(model=str(saved), trust_remote_code=True, device="cpu")
+    assert type(again).__name__ == "TranslationPipeline"
+    assert type(again) is not TranslationPipeline
     assert texts(again(SENTENCES)) == expected
     # a model of `pipeline()` can be saved like any other
-    again.model.save_pretrained(tmp_path / "third")
-    assert json.loads((tmp_path / "third" / "config.json").read_text())["custom_pipelines"] == entry
+    third = tmp_path / "third"
+    again.model.save_pretrained(third)
+    assert entries_of(third) == entries_of(folder)
 
 
 def test_custom_pipelines_entry_is_written_for_translation_models_only(folder, tmp_path):
     encoder = AutoModelForTextEncoding.from_pretrained(folder)
     assert "translation" in encoder.config.custom_pipelines  # as it was read
     encoder.save_pretrained(tmp_path / "encoder")
-    assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text())
+    assert entries_of(tmp_path / "encoder") is None
     translator = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    own = {"impl": "mine.Translation", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
-    translator.config.custom_pipelines = {"translation": own, "other": own}
+    own = {
+        "impl": "mine.Translation",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+    entries = {"translation": own, "other": own}
+    translator.config.custom_pipelines = entries
     translator.save_pretrained(tmp_path / "own")
-    entries = json.loads((tmp_path / "own" / "config.json").read_text())["custom_pipelines"]
-    assert entries == {"translation": own, "other": own}
+    assert entries_of(tmp_path / "own") == entries
 
 
 def test_pipeline_from_model_and_tokenizer_objects(folder, translate, expected):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    at_hand = TranslationPipeline(model, translate.tokenizer, device="cpu")
-    assert texts(at_hand(SENTENCES)) == expected
-    at_hand = TranslationPipeline(
-        model, translate.tokenizer, target_tokenizer=translate.target_tokenizer, device="cpu"
-    )
-    assert texts(at_hand(SENTENCES)) == expected
+    for given in ({}, {"target_tokenizer": translate.target_tokenizer}):
+        at_hand = TranslationPipeline(model, translate.tokenizer, device="cpu", **given)
+        assert texts(at_hand(SENTENCES)) == expected
     with pytest.raises(ValueError, match="tokenizer=None"):
         TranslationPipeline(model, device="cpu")
 
@@ -156,7 +170,9 @@ def test_missing_target_tokenizer_is_refused(tmp_path):
 
 
 def test_pipeline_supports_marian(translate):
-    marian = tiny_marian(len(translate.tokenizer))
-    found = TranslationPipeline(marian, translate.tokenizer, device="cpu")(SENTENCES[0], max_new_tokens=5)
-    ids = marian.generate(**translate.tokenizer(SENTENCES[0], return_tensors="pt"), max_new_tokens=5)
-    assert texts(found) == translate.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    tokenizer = translate.tokenizer
+    marian = tiny_marian(len(tokenizer))
+    found = TranslationPipeline(marian, tokenizer, device="cpu")(SENTENCES[0], max_new_tokens=5)
+    batch = tokenizer(SENTENCES[0], return_tensors="pt")
+    ids = marian.generate(**batch, max_new_tokens=5)
+    assert texts(found) == tokenizer.batch_decode(ids, skip_special_tokens=True)
