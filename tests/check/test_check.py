@@ -19,21 +19,23 @@ from tests.model_helpers import error_of, first_of_each
 from tests.test_planted_faults import FAULTS, file_of, plant
 
 CASES = [
-    (name, bug, place) for name, bugs in (styles.STYLES | more_styles.STYLES).items() for bug, place in bugs.items()
+    (getattr(module, name), bug, place)
+    for module in (styles, more_styles)
+    for name, bugs in module.STYLES.items()
+    for bug, place in bugs.items()
 ]
-
-
-def style(name):
-    return getattr(styles, name, None) or getattr(more_styles, name)
-
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
 
 
-@pytest.mark.parametrize(("name", "bug", "place"), first_of_each(CASES, column=2))
-def test_mistakes_are_named_and_right_code_passes(name, bug, place):
-    report = check(style(name), {"bug": bug})
-    assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
+def places(report):
+    return [mistake.place for mistake in report.mistakes]
+
+
+@pytest.mark.parametrize(("model", "bug", "place"), first_of_each(CASES, column=2))
+def test_mistakes_are_named_and_right_code_passes(model, bug, place):
+    report = check(model, {"bug": bug})
+    assert places(report) == ([place] if place else [])
     assert (report.difference < 1e-5) == (place is None)
 
 
@@ -50,8 +52,10 @@ PLACES = {
     "pre-norm reads the residual": "residual",
     "cache position is off by one": "cached step",
     "cross-attention cache is extended at each step": "cached step",
+    "pre-norm is ignored": "norm position",
+    "padding is counted in positions": "positions",
+    "none": None,
 }
-PLACES |= {"pre-norm is ignored": "norm position", "padding is counted in positions": "positions", "none": None}
 
 
 @pytest.mark.slow
@@ -90,19 +94,21 @@ def test_faults_planted_in_this_model_are_named(name, own_modules):
     if PLACES[name] == "dropout":
         assert "dropout" in error_of(check, model, {})
         return
-    mistakes = check(model, {"layer_norm_position": "pre"} if "pre-norm" in name else {}).mistakes
-    assert [mistake.place for mistake in mistakes] == ([PLACES[name]] if PLACES[name] else [])
+    report = check(model, {"layer_norm_position": "pre"} if "pre-norm" in name else {})
+    assert places(report) == ([PLACES[name]] if PLACES[name] else [])
 
 
 def test_every_planted_fault_of_the_model_is_tried():
     text = (REPOSITORY / "tests" / "planted_faults.txt").read_text("utf-8")
-    model = text.split("# The model\n\n")[1].split("# The loss")[0]
+    _, _, model = text.partition("# The model\n\n")
+    model, _, _ = model.partition("# The loss")
     assert {name for name in FAULTS if f"{name}\n" in model} == PLACES.keys() - {"none"}
 
 
 def test_right_differences_are_noted():
     notes = " ".join(check(styles.make_model, {}).notes)
-    assert "pre-norm" in notes and "unbiased" in notes and "log-prob" in notes
+    for what in ("pre-norm", "unbiased", "log-prob"):
+        assert what in notes
     assert "GELU" in " ".join(check(styles.LearnedTransformer, {}).notes)
     assert not check(styles.Transformer, {}).notes
 
@@ -124,18 +130,19 @@ PARTS = {
 def test_parts_are_checked_alone(name, bug):
     place = (styles.CLASSES | styles.FUNCTIONS)[bug]
     report = check(getattr(styles, name), {"bug": bug})
-    assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
+    assert places(report) == ([place] if place else [])
 
 
 @pytest.mark.parametrize("name", ["TimeNormed", "SharedNorm", "PreNormTransformer2", "ShiftTwice", "LossyLayers"])
 def test_whole_models_of_any_name_are_whole(name):
     named = type(name, (styles.Transformer,), {})
-    assert check(named, {}).mistakes == []
-    assert [mistake.place for mistake in check(named, {"bug": "embedding"}).mistakes] == ["embedding scale"]
+    assert places(check(named, {})) == []
+    assert places(check(named, {"bug": "embedding"})) == ["embedding scale"]
 
 
 def test_part_of_another_name_is_refused_with_the_reason():
-    assert "as what its name says (norm)" in error_of(check, type("HeadNorm", (styles.MultiHeadAttention,), {}), {})
+    named = type("HeadNorm", (styles.MultiHeadAttention,), {})
+    assert "as what its name says (norm)" in error_of(check, named, {})
 
 
 def test_dropout_in_eval_mode_is_refused():
@@ -143,7 +150,8 @@ def test_dropout_in_eval_mode_is_refused():
 
 
 def test_every_mistake_has_its_own_name():
-    assert len({(mistake.place, mistake.option) for mistake in MISTAKES}) == len(MISTAKES)
+    names = {(mistake.place, mistake.option) for mistake in MISTAKES}
+    assert len(names) == len(MISTAKES)
 
 
 HEAD = "import torch\nfrom torch import nn\n"
@@ -173,7 +181,8 @@ def test_code_that_cannot_be_checked_gives_one_line(code, message, tmp_path, in_
     (tmp_path / "mine.py").write_text(HEAD + code + "\n")
     with pytest.raises(UserError, match=message) as error:
         check_file("mine.py", "Model", {}, seconds=2 if "while" in code else 60)
-    assert "\n" not in str(error.value) and not (tmp_path / "harm").exists()
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "harm").exists()
 
 
 @pytest.mark.slow
@@ -183,4 +192,5 @@ def test_command_runs_in_any_folder(tmp_path):
     for setting, status, text in ((["--set", "bug=scale"], 1, "§3.2.1"), ([], 0, "equals the paper")):
         command = [sys.executable, "-m", "scripts.docs.lessons.check", "mine.py:Transformer", *setting]
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert ended.returncode == status and text in ended.stdout
+        assert ended.returncode == status
+        assert text in ended.stdout

@@ -11,10 +11,7 @@ from torch.nn import functional
 def wave(length, width, shift=0.0):
     position = torch.arange(length)[:, None] + shift
     angles = position / 10000 ** (torch.arange(0, width, 2) / width)
-    table = torch.zeros(length, width)
-    table[:, 0::2] = torch.sin(angles)
-    table[:, 1::2] = torch.cos(angles)
-    return table
+    return torch.stack((torch.sin(angles), torch.cos(angles)), dim=2).flatten(1)
 
 
 # 1. One-letter names, own parameters instead of nn.Linear, the output is x @ table.T, heads are a constant
@@ -25,16 +22,16 @@ H = 8
 class A(nn.Module):
     def __init__(self, d):
         super().__init__()
-        self.w = nn.ParameterList([nn.Parameter(torch.empty(d, d)) for _ in range(4)])
-        for each in self.w:
-            nn.init.xavier_uniform_(each)
+        self.w = nn.ParameterList([nn.Linear(d, d).weight for _ in range(4)])
 
     def forward(self, x, y, m):
         b, t, d = x.shape
         q, k, v = ((z @ w).view(b, -1, H, d // H).transpose(1, 2) for z, w in zip((x, y, y), self.w, strict=False))
-        s = (q @ k.transpose(-1, -2) / math.sqrt(d // H)).masked_fill(m, -1e9)
+        s = q @ k.transpose(-1, -2) / math.sqrt(d // H)
+        s = s.masked_fill(m, -1e9)
         e = torch.exp(s - s.max(-1, keepdim=True).values)
-        return (e / e.sum(-1, keepdim=True) @ v).transpose(1, 2).reshape(b, t, d) @ self.w[3]
+        z = e / e.sum(-1, keepdim=True) @ v
+        return z.transpose(1, 2).reshape(b, t, d) @ self.w[3]
 
 
 class L(nn.Module):
@@ -42,7 +39,8 @@ class L(nn.Module):
         super().__init__()
         self.a = nn.ModuleList(A(d) for _ in range(parts))
         self.n = nn.ModuleList(nn.LayerNorm(d) for _ in range(parts + 1))
-        self.u, self.d = nn.Conv1d(d, f, 1), nn.Conv1d(f, d, 1)
+        self.u = nn.Conv1d(d, f, 1)
+        self.d = nn.Conv1d(f, d, 1)
 
     def forward(self, x, m, y=None, p=None):
         x = self.n[0](x + self.a[0](x, x, m))
@@ -55,19 +53,21 @@ class L(nn.Module):
 class Letters(nn.Module):
     def __init__(self, src_vocab, tgt_vocab, d_model, d_ff):
         super().__init__()
-        self.se, self.te = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.se = nn.Embedding(src_vocab, d_model)
+        self.te = nn.Embedding(tgt_vocab, d_model)
         self.x = nn.ModuleList(L(d_model, d_ff, 1) for _ in range(2))
         self.y = nn.ModuleList(L(d_model, d_ff, 2) for _ in range(2))
 
     def forward(self, src, tgt):
         d = self.se.embedding_dim
         p = src.eq(0)[:, None, None]
+        m = torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool()
         x = self.se(src) * d**0.5 + wave(src.size(1), d)
         y = self.te(tgt) * d**0.5 + wave(tgt.size(1), d)
         for each in self.x:
             x = each(x, p)
         for each in self.y:
-            y = each(y, torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool(), x, p)
+            y = each(y, m, x, p)
         return y @ self.te.weight.T
 
 
@@ -77,7 +77,9 @@ class Letters(nn.Module):
 class Gain(nn.Module):
     def __init__(self, width, eps=1e-6):
         super().__init__()
-        self.scale, self.shift, self.eps = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), eps
+        self.scale = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.eps = eps
 
     def forward(self, x):
         return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) * self.scale + self.shift
@@ -95,16 +97,22 @@ class Step(nn.Module):
         names = ("own", "other") if crosses else ("own",)
         self.maps = nn.ModuleDict({f"{name}{i}": nn.Linear(width, width) for name in names for i in range(4)})
         self.gains = nn.ModuleDict({name: Gain(width) for name in (*names, "last")})
-        self.first, self.second, self.heads = nn.Linear(width, inner), nn.Linear(inner, width), heads
+        self.first = nn.Linear(width, inner)
+        self.second = nn.Linear(inner, width)
+        self.heads = heads
 
     def one(self, name, x, y, hidden):
         q, k, v = (self.maps[f"{name}{i}"](z) for i, z in enumerate((x, y, y)))
-        return self.gains[name](x + self.maps[f"{name}3"](attend(q, k, v, self.heads, hidden)))
+        z = self.maps[f"{name}3"](attend(q, k, v, self.heads, hidden))
+        return self.gains[name](x + z)
 
     def forward(self, x, hidden, memory=None, padding=None):
         x = self.one("own", x, x, hidden)
         if memory is not None:
             x = self.one("other", x, memory, padding)
+        return self.feed(x)
+
+    def feed(self, x):
         return self.gains["last"](x + self.second(functional.relu(self.first(x))))
 
 
@@ -114,22 +122,23 @@ class Frozen(nn.Module):
         width = hidden_size
         self.words = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(2))
         self.table = nn.Embedding.from_pretrained(wave(50, width, shift), freeze=True)
-        self.go = nn.Sequential()
-        self.back = nn.Sequential()
-        for number in range(2):
-            self.go.add_module(f"step{number}", Step(width, heads_count, 3 * width, False))
-            self.back.add_module(f"step{number}", Step(width, heads_count, 3 * width, True))
+        self.go = nn.Sequential(*(Step(width, heads_count, 3 * width, False) for _ in range(2)))
+        self.back = nn.Sequential(*(Step(width, heads_count, 3 * width, True) for _ in range(2)))
         self.end = nn.Linear(width, vocab_size)
 
     def embed(self, side, ids):
         table = self.words[side]
         return table(ids) * math.sqrt(table.embedding_dim) + self.table(torch.arange(ids.size(1)))
 
-    def forward(self, source, target):
-        padding = source.eq(0)[:, None, None]
+    def encode(self, source, padding):
         memory = self.embed(0, source)
         for step in self.go:
             memory = step(memory, padding)
+        return memory
+
+    def forward(self, source, target):
+        padding = source.eq(0)[:, None, None]
+        memory = self.encode(source, padding)
         x = self.embed(1, target)
         future = torch.ones(x.size(1), x.size(1)).triu(1).bool()
         for step in self.back:
@@ -143,18 +152,22 @@ class Frozen(nn.Module):
 class TorchEight(nn.Module):
     def __init__(self, src_vocab, tgt_vocab, d_model, bug=None):
         super().__init__()
-        self.one, self.two = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.one = nn.Embedding(src_vocab, d_model)
+        self.two = nn.Embedding(tgt_vocab, d_model)
         self.net = nn.Transformer(d_model, 8, 2, 2, 64, 0.0, batch_first=True)
-        self.out, self.bug = nn.Linear(d_model, tgt_vocab), bug
+        self.out = nn.Linear(d_model, tgt_vocab)
+        self.bug = bug
 
     def embed(self, table, ids):
-        return table(ids) * table.embedding_dim**0.5 + wave(ids.size(1), table.embedding_dim)
+        width = table.embedding_dim
+        return table(ids) * width**0.5 + wave(ids.size(1), width)
 
     def forward(self, src, tgt):
         future = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
         pad = src == 0
         seen = None if self.bug == "memory" else pad
-        x, y = self.embed(self.one, src), self.embed(self.two, tgt)
+        x = self.embed(self.one, src)
+        y = self.embed(self.two, tgt)
         if self.bug == "factor":
             y = y * 1.1
         return self.out(self.net(x, y, tgt_mask=future, src_key_padding_mask=pad, memory_key_padding_mask=seen))
@@ -166,18 +179,20 @@ class TorchEight(nn.Module):
 class Outside(nn.Module):
     def __init__(self, src_vocab, tgt_vocab, d_model, heads=4):
         super().__init__()
-        self.words, self.answers = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.words = nn.Embedding(src_vocab, d_model)
+        self.answers = nn.Embedding(tgt_vocab, d_model)
         self.lower = nn.ModuleList(Step(d_model, heads, 40, False) for _ in range(2))
         self.upper = nn.ModuleList(Step(d_model, heads, 40, True) for _ in range(2))
         self.scores = nn.Linear(d_model, tgt_vocab)
 
-    def embed(self, table, ids):
-        return table(ids) * table.embedding_dim**0.5 + wave(ids.size(1), table.embedding_dim)
+    embed = TorchEight.embed
+
+    def hidden(self, mask):
+        return torch.tensor(False) if mask is None else mask.unsqueeze(1) == 0
 
     def forward(self, src, tgt, src_mask=None, tgt_mask=None):
-        nothing = torch.zeros(1, dtype=torch.bool)
-        hidden = nothing if src_mask is None else src_mask.unsqueeze(1) == 0
-        future = nothing if tgt_mask is None else tgt_mask.unsqueeze(1) == 0
+        hidden = self.hidden(src_mask)
+        future = self.hidden(tgt_mask)
         x = self.embed(self.words, src)
         for step in self.lower:
             x = step(x, hidden)
@@ -193,9 +208,7 @@ class Outside(nn.Module):
 class TrainingMask(Frozen):
     def forward(self, source, target, valid_lens):
         padding = (torch.arange(source.size(1)) >= valid_lens[:, None])[:, None, None]
-        memory = self.embed(0, source)
-        for step in self.go:
-            memory = step(memory, padding)
+        memory = self.encode(source, padding)
         x = self.embed(1, target)
         future = torch.ones(x.size(1), x.size(1)).triu(1).bool() & self.training
         for step in self.back:
@@ -218,14 +231,15 @@ class StateDecoder(nn.Module):
         memory, padding, past = state
         start = 0 if past[0] is None or self.bug == "restart" else past[0].size(1)
         width = self.words.embedding_dim
-        x = self.words(ids) * width**0.5 + wave(start + ids.size(1), width)[start:]
-        future = torch.ones(ids.size(1), ids.size(1)).triu(1).bool() if self.training else torch.zeros(1).bool()
+        length = ids.size(1)
+        x = self.words(ids) * width**0.5 + wave(start + length, width)[start:]
+        future = torch.ones(length, length).triu(1).bool() & self.training
         for number, step in enumerate(self.steps):
             keys = x if past[number] is None else torch.cat((past[number], x), 1)
             past[number] = x if self.bug == "forgets" else keys
             x = step.one("own", x, keys, future)
             x = step.one("other", x, memory, padding)
-            x = step.gains["last"](x + step.second(functional.relu(step.first(x))))
+            x = step.feed(x)
         return self.end(x), state
 
 
@@ -238,7 +252,6 @@ class Stateful(Frozen):
 
     def forward(self, source, target):
         padding = source.eq(0)[:, None, None]
-        memory = self.embed(0, source)
-        for step in self.go:
-            memory = step(memory, padding)
-        return self.decoder(target, [memory, padding, [None, None]])[0]
+        memory = self.encode(source, padding)
+        logits, _ = self.decoder(target, [memory, padding, [None, None]])
+        return logits
