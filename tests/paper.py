@@ -33,11 +33,15 @@ def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.nda
     """§3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same)."""
     if layout == "sinusoidal_fairseq":
         return fairseq_position(pos, d_model)
-    sines = [math.sin(pos / 10000 ** (2 * i / d_model)) for i in range(math.ceil(d_model / 2))]
-    cosines = [math.cos(pos / 10000 ** (2 * i / d_model)) for i in range(d_model // 2)]
+    angles = [pos / 10000 ** (2 * i / d_model) for i in range(math.ceil(d_model / 2))]
+    sines = [math.sin(angle) for angle in angles]
+    cosines = [math.cos(angle) for angle in angles[: d_model // 2]]
     if layout == "sinusoidal_split":
         return np.array(sines + cosines)
-    return np.array([(sines, cosines)[index % 2][index // 2] for index in range(d_model)])
+    position = np.empty(d_model)
+    position[0::2] = sines
+    position[1::2] = cosines
+    return position
 
 
 def fairseq_position(pos: int, d_model: int) -> np.ndarray:
@@ -77,29 +81,32 @@ def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
 
 
 def paper_multi_head(
-    w: Weights, name: str, x: np.ndarray, y: np.ndarray, heads: int, visible: np.ndarray | None = None
+    w: Weights,
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    heads: int,
+    visible: np.ndarray | None = None,
 ) -> np.ndarray:
     """§3.2.2: Concat(head_1 … head_h) W^O, head_i = Attention(x W_i^Q, y W_i^K, y W_i^V)."""
-    q, k, v = linear(w, f"{name}.q_proj", x), linear(w, f"{name}.k_proj", y), linear(w, f"{name}.v_proj", y)
-    d_k, d_v = q.shape[1] // heads, v.shape[1] // heads
-    outputs = [
-        paper_attention(
-            q[:, i * d_k : (i + 1) * d_k], k[:, i * d_k : (i + 1) * d_k], v[:, i * d_v : (i + 1) * d_v], visible
-        )
-        for i in range(heads)
-    ]
+    q = np.split(linear(w, f"{name}.q_proj", x), heads, axis=1)
+    k = np.split(linear(w, f"{name}.k_proj", y), heads, axis=1)
+    v = np.split(linear(w, f"{name}.v_proj", y), heads, axis=1)
+    outputs = [paper_attention(q[i], k[i], v[i], visible) for i in range(heads)]
     return linear(w, f"{name}.out_proj", np.concatenate(outputs, axis=1))
 
 
 def paper_layer_norm(w: Weights, name: str, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     """Ba et al. 2016, the paper's reference: (x - mean) / sqrt(variance) · gain + bias."""
     centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def paper_ffn(w: Weights, name: str, x: np.ndarray, activation: str = "relu") -> np.ndarray:
     """Eq. 2: max(0, x W_1 + b_1) W_2 + b_2."""
-    return linear(w, f"{name}.fc2", ACTIVATIONS[activation](linear(w, f"{name}.fc1", x)))
+    hidden = linear(w, f"{name}.fc1", x)
+    return linear(w, f"{name}.fc2", ACTIVATIONS[activation](hidden))
 
 
 def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
@@ -123,41 +130,40 @@ def paper_add_and_norm(
     return paper_layer_norm(w, name, x + sublayer(x), config.layer_norm_eps)
 
 
-def paper_encoder(w: Weights, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
-    x, heads = paper_embedding(w, "model.encoder", tokens, config), config.encoder_attention_heads
-    for i in range(config.encoder_layers):
-        name = f"model.encoder.layers.{i}"
+def paper_stack(
+    w: Weights,
+    name: str,
+    tokens: list[int],
+    config: VanillaTransformerConfig,
+    memory: np.ndarray | None = None,
+) -> np.ndarray:
+    """Figure 1: the encoder, or with its output the decoder."""
+    kind = "encoder" if memory is None else "decoder"
+    heads = getattr(config, f"{kind}_attention_heads")
+    visible = None
+    if memory is not None:
+        visible = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
+    x = paper_embedding(w, name, tokens, config)
+    for i in range(getattr(config, f"{kind}_layers")):
+        layer = f"{name}.layers.{i}"
 
-        def attend(x: np.ndarray, name: str = name) -> np.ndarray:
-            return paper_multi_head(w, f"{name}.self_attn", x, x, heads)
+        def attend(x: np.ndarray, layer: str = layer) -> np.ndarray:
+            return paper_multi_head(w, f"{layer}.self_attn", x, x, heads, visible)
 
-        def feed(x: np.ndarray, name: str = name) -> np.ndarray:
-            return paper_ffn(w, name, x, config.activation_function)
+        def attend_to_source(x: np.ndarray, layer: str = layer) -> np.ndarray:
+            assert memory is not None
+            return paper_multi_head(w, f"{layer}.cross_attn", x, memory, heads)
 
-        x = paper_add_and_norm(w, f"{name}.self_attn_layer_norm", x, attend, config)
-        x = paper_add_and_norm(w, f"{name}.final_layer_norm", x, feed, config)
-    return paper_layer_norm(w, "model.encoder.layer_norm", x, config.layer_norm_eps) if config.final_layer_norm else x
+        def feed(x: np.ndarray, layer: str = layer) -> np.ndarray:
+            return paper_ffn(w, layer, x, config.activation_function)
 
-
-def paper_decoder(w: Weights, tokens: list[int], memory: np.ndarray, config: VanillaTransformerConfig) -> np.ndarray:
-    x, heads = paper_embedding(w, "model.decoder", tokens, config), config.decoder_attention_heads
-    visible = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
-    for i in range(config.decoder_layers):
-        name = f"model.decoder.layers.{i}"
-
-        def attend(x: np.ndarray, name: str = name) -> np.ndarray:
-            return paper_multi_head(w, f"{name}.self_attn", x, x, heads, visible)
-
-        def attend_to_source(x: np.ndarray, name: str = name) -> np.ndarray:
-            return paper_multi_head(w, f"{name}.cross_attn", x, memory, heads)
-
-        def feed(x: np.ndarray, name: str = name) -> np.ndarray:
-            return paper_ffn(w, name, x, config.activation_function)
-
-        x = paper_add_and_norm(w, f"{name}.self_attn_layer_norm", x, attend, config)
-        x = paper_add_and_norm(w, f"{name}.cross_attn_layer_norm", x, attend_to_source, config)
-        x = paper_add_and_norm(w, f"{name}.final_layer_norm", x, feed, config)
-    return paper_layer_norm(w, "model.decoder.layer_norm", x, config.layer_norm_eps) if config.final_layer_norm else x
+        x = paper_add_and_norm(w, f"{layer}.self_attn_layer_norm", x, attend, config)
+        if memory is not None:
+            x = paper_add_and_norm(w, f"{layer}.cross_attn_layer_norm", x, attend_to_source, config)
+        x = paper_add_and_norm(w, f"{layer}.final_layer_norm", x, feed, config)
+    if config.final_layer_norm:
+        x = paper_layer_norm(w, f"{name}.layer_norm", x, config.layer_norm_eps)
+    return x
 
 
 class PaperOutput(NamedTuple):
@@ -168,10 +174,12 @@ class PaperOutput(NamedTuple):
 
 def paper_translation(model: torch.nn.Module, source: list[int], target: list[int]) -> PaperOutput:
     """Figure 1 for one pair of sentences, with the weights of our model. The loss is without label smoothing."""
-    w, config = weights_of(model), model.config
-    memory = paper_encoder(w, source, config)
+    w = weights_of(model)
+    config = model.config
+    memory = paper_stack(w, "model.encoder", source, config)
     # the decoder reads the target one position later (§3.1)
-    states = paper_decoder(w, [config.decoder_start_token_id, *target[:-1]], memory, config)
+    inputs = [config.decoder_start_token_id, *target[:-1]]
+    states = paper_stack(w, "model.decoder", inputs, config, memory)
     logits = linear(w, "lm_head", states)
     right = paper_softmax(logits)[np.arange(len(target)), target]
     return PaperOutput(memory, logits, -np.log(right).sum())

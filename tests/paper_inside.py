@@ -11,41 +11,51 @@ from tests import paper
 
 def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -> dict[str, Any]:
     """`inside` of web/README.md for one pair. Scores of the future are -inf."""
-    config, w, softmax, add_and_norm = (
-        model.config,
-        paper.weights_of(model),
-        paper.paper_softmax,
-        paper.paper_add_and_norm,
-    )
+    config = model.config
+    w = paper.weights_of(model)
+    softmax = paper.paper_softmax
+    add_and_norm = paper.paper_add_and_norm
     scores: list[np.ndarray] = []
     states: list[np.ndarray] = []
-    inputs = [config.decoder_start_token_id, *target[:-1]]
+
+    def kept_softmax(x: np.ndarray) -> np.ndarray:
+        scores.append(x)
+        return softmax(x)
+
+    def kept_add_and_norm(*arguments: Any) -> np.ndarray:
+        states.append(add_and_norm(*arguments))
+        return states[-1]
+
     with (
-        patch.object(paper, "paper_softmax", lambda x: (scores.append(x), softmax(x))[1]),
-        patch.object(paper, "paper_add_and_norm", lambda *a: (states.append(add_and_norm(*a)), states[-1])[1]),
+        patch.object(paper, "paper_softmax", kept_softmax),
+        patch.object(paper, "paper_add_and_norm", kept_add_and_norm),
     ):
         paper.paper_translation(model, source, target)
-    encoder_layers, heads = config.encoder_layers, config.encoder_attention_heads
-    own, rest = scores[: encoder_layers * heads], scores[encoder_layers * heads : -1]  # the last one is of the output
-    shape = config.decoder_layers, 2, config.decoder_attention_heads
-    layers = [
-        rest[i : i + shape[2]] for i in range(0, len(rest), shape[2])
-    ]  # self-attention and cross-attention in turn
 
     def stack(name: str, scores: Any, tokens: list[int], states: list[np.ndarray]) -> dict[str, np.ndarray]:
         first = paper.paper_embedding(w, f"model.{name}", tokens, config)
-        positions = first - w[f"model.{name}.embed_tokens.weight"][tokens] * (
-            config.d_model**0.5 if config.scale_embedding else 1
-        )
-        norms = np.linalg.norm([first, *states], axis=-1)  # (layers + 1, T)
-        return {"scores": np.array(scores), "norms": norms, "positions": positions}
+        scale = config.d_model**0.5 if config.scale_embedding else 1
+        return {
+            "scores": np.array(scores),
+            "norms": np.linalg.norm([first, *states], axis=-1),  # (layers + 1, T)
+            "positions": first - w[f"model.{name}.embed_tokens.weight"][tokens] * scale,
+        }
 
-    by_layer = [own[i : i + heads] for i in range(0, len(own), heads)]
+    *of_attention, _ = scores  # the last ones are of the output
+    in_encoder = config.encoder_layers * config.encoder_attention_heads
+    encoder = by_heads(of_attention[:in_encoder], config.encoder_attention_heads)
+    decoder = by_heads(of_attention[in_encoder:], config.decoder_attention_heads)  # of the target and source in turn
+    sublayers = 2 * config.encoder_layers
+    inputs = [config.decoder_start_token_id, *target[:-1]]
     return {
-        "cross": np.array(layers[1::2]),
-        "encoder": stack("encoder", by_layer, source, states[1 : 2 * encoder_layers : 2]),
-        "decoder": stack("decoder", layers[::2], inputs, states[2 * encoder_layers + 2 :: 3]),
+        "cross": np.array(decoder[1::2]),
+        "encoder": stack("encoder", encoder, source, states[1:sublayers:2]),
+        "decoder": stack("decoder", decoder[::2], inputs, states[sublayers + 2 :: 3]),
     }
+
+
+def by_heads(scores: list[np.ndarray], heads: int) -> list[list[np.ndarray]]:
+    return [scores[i : i + heads] for i in range(0, len(scores), heads)]
 
 
 def assert_is_inside(found: dict[str, Any], model: torch.nn.Module, source: list[int], target: list[int]) -> None:
@@ -55,19 +65,23 @@ def assert_is_inside(found: dict[str, Any], model: torch.nn.Module, source: list
     model.set_attn_implementation("eager")
     inputs = torch.tensor([[model.config.decoder_start_token_id, *target[:-1]]])
     with torch.no_grad():
-        arguments = {"output_attentions": True, "output_hidden_states": True}
-        output = model(torch.tensor([source]), decoder_input_ids=inputs, **arguments)
+        output = model(
+            torch.tensor([source]),
+            decoder_input_ids=inputs,
+            output_attentions=True,
+            output_hidden_states=True,
+        )
     for name in ("encoder", "decoder"):
         assert found[name].keys() == expected[name].keys()
         pairs += [(found[name][key], expected[name][key]) for key in expected[name]]
         scores = np.array(found[name]["scores"])
         if name == "decoder":
             scores = np.where(np.tril(np.ones(scores.shape[-2:])), scores, -np.inf)
-        pairs.append((paper.paper_softmax(scores), torch.cat(output[f"{name}_attentions"]).numpy()))
+        attentions = torch.cat(output[f"{name}_attentions"]).numpy()
+        pairs.append((paper.paper_softmax(scores), attentions))
         norms = [state[0].norm(dim=-1).numpy() for state in output[f"{name}_hidden_states"]]
         pairs.append((found[name]["norms"][:-1], norms[:-1]))  # the last one may be after a final normalisation
-    for here, there in pairs:
-        here, there = np.array(here), np.array(there)
+    for here, there in ((np.array(here), np.array(there)) for here, there in pairs):
         assert here.shape == there.shape
         visible = np.isfinite(there)
         assert np.abs(here[visible] - there[visible]).max() < 1e-5

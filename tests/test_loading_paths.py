@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,9 @@ def damaged(good: Path, damage: str) -> Path:
     if folder.exists():
         return folder
     shutil.copytree(good, folder)
+    if model_class := {"subclass": GatedTransformer, "class": ScaledTransformer}.get(damage):
+        model_class(tiny_config(vocab_size=265)).save_pretrained(folder)
+        return folder
     weights = load_file(folder / "model.safetensors")
     if damage == "missing":
         del weights[WEIGHT]
@@ -57,11 +61,7 @@ def damaged(good: Path, damage: str) -> Path:
     elif damage == "mismatched":
         weights[WEIGHT] = torch.ones(3, 3)
     elif damage == "integers":
-        weights[WEIGHT] = torch.ones_like(weights[WEIGHT]).to(torch.int8)
-    elif damage in ("subclass", "class"):
-        model_class = GatedTransformer if damage == "subclass" else ScaledTransformer
-        model_class(tiny_config(vocab_size=265)).save_pretrained(folder)
-        return folder
+        weights[WEIGHT] = weights[WEIGHT].to(torch.int8)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -72,34 +72,23 @@ def by_command(line: str) -> Callable[[Path, Path, Path], None]:
     def load(folder: Path, good: Path, scratch: Path) -> None:
         text = scratch / "text"
         text.write_text("one two\n", encoding="utf-8")
-        paths = {"FOLDER": folder, "GOOD": good, "TEXT": text, "OUT": scratch / "out"}
-        main(with_paths(line.split(), **paths))
+        arguments = with_paths(
+            line.split(),
+            FOLDER=folder,
+            GOOD=good,
+            TEXT=text,
+            OUT=scratch / "out",
+        )
+        main(arguments)
 
     return load
-
-
-def ensemble(folder: Path, good: Path, scratch: Path) -> None:
-    Translator.from_pretrained(good, "cpu", ensemble=[folder])
-
-
-def teacher(folder: Path, good: Path, scratch: Path) -> None:
-    Teacher([folder], 0.5, tiny_model(vocab_size=265))
-
-
-def resumed(folder: Path, good: Path, scratch: Path) -> None:
-    """Resume from a checkpoint whose weights are those of the folder."""
-    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = trained(scratch / "run", random_pairs(8), tiny_model(vocab_size=265), **saving)
-    checkpoint = scratch / "run" / "checkpoint-2"
-    shutil.copy(folder / "model.safetensors", checkpoint / "model.safetensors")
-    trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 LOADERS: dict[str, Callable[[Path, Path, Path], Any]] = {
     "load_model": lambda folder, good, scratch: load_model(folder, "cpu"),
     "Translator": lambda folder, good, scratch: Translator.from_pretrained(folder, "cpu"),
-    "ensemble": ensemble,
-    "teacher": teacher,
+    "ensemble": lambda folder, good, scratch: Translator.from_pretrained(good, "cpu", ensemble=[folder]),
+    "teacher": lambda folder, good, scratch: Teacher([folder], 0.5, tiny_model(vocab_size=265)),
     "base of a fine-tuning": lambda folder, good, scratch: load_base_model(str(folder)),
     "checkpoint": lambda folder, good, scratch: check_model_folder(folder),
     "export ctranslate2": lambda folder, good, scratch: export("ctranslate2", folder, scratch / "out"),
@@ -131,16 +120,22 @@ def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_pat
     with pytest.raises((UserError, SystemExit)) as caught:
         LOADERS[loader](folder, good, tmp_path)
     assert "LOAD REPORT" not in caplog.text
-    message = str(caught.value) if isinstance(caught.value, UserError) else capsys.readouterr().err + str(caught.value)
-    assert str(folder) in message and any(part in message for part in DAMAGES[damage].split("|")), message
+    message = capsys.readouterr().err + str(caught.value)
+    assert str(folder) in message
+    assert re.search(DAMAGES[damage], message)
     assert "Traceback" not in message
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched", "subclass"])
 def test_resuming_refuses_other_weights(good: Path, damage: str, tmp_path: Path) -> None:
+    """From a checkpoint whose weights are those of the folder."""
+    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = trained(tmp_path, random_pairs(8), tiny_model(vocab_size=265), **saving)
+    checkpoint = tmp_path / "checkpoint-2"
+    shutil.copy(damaged(good, damage) / "model.safetensors", checkpoint)
     with pytest.raises(UserError, match="checkpoint-2.*(fc1|gate)"):
-        resumed(damaged(good, damage), good, tmp_path)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 @pytest.mark.parametrize("loader", ["load_model", "Translator", "ensemble", "checkpoint"])
@@ -165,12 +160,13 @@ def test_publishing_takes_a_subclass_only_with_its_code(good: Path) -> None:
 
 
 def test_encoder_is_checked_as_its_class(tmp_path: Path) -> None:
-    encoder = tiny_model().model
-    encoder.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["VanillaTransformerModel"]
+    tiny_model().model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["VanillaTransformerModel"]
     check_model_folder(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
     del weights["encoder.layers.0.fc1.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(UserError, match="fc1"):
         prepared_files(tmp_path, "me/x")
