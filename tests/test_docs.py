@@ -25,13 +25,12 @@ def entries() -> set[str]:
     names = set()
     for path in sorted((DOCS / "api").glob("*.rst")):
         module = ""
-        for directive, name in re.findall(
-            r"^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"), re.M
-        ):
+        directives = re.findall(r"^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"), re.M)
+        for directive, name in directives:
             if directive == "currentmodule":
-                module = name
+                module = f"{name}."
             else:
-                names.add(name if name.startswith("hf_vanilla_transformer.") else f"{module}.{name}")
+                names.add(name if name.startswith("hf_vanilla_transformer.") else module + name)
     return names
 
 
@@ -42,17 +41,16 @@ def resolve(name: str) -> object:
 
 def public_names() -> dict[str, object]:
     """Return what the package and its subpackages export, and what the documents import, under each name."""
-    modules = ["hf_vanilla_transformer"]
-    modules += [
-        f"hf_vanilla_transformer.{path.parent.name}" for path in ROOT.glob("hf_vanilla_transformer/*/__init__.py")
-    ]
-    names = {
-        f"{name}.{exported}" for name in modules for exported in getattr(importlib.import_module(name), "__all__", ())
-    }
+    packages = [path.parent for path in ROOT.glob("hf_vanilla_transformer/**/__init__.py")]
+    names = set()
+    for package in (".".join(path.relative_to(ROOT).parts) for path in packages):
+        exported = getattr(importlib.import_module(package), "__all__", ())
+        names |= {f"{package}.{name}" for name in exported}
     pattern = re.compile(r"^from (hf_vanilla_transformer[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
     for path in MARKDOWN:
         for module, several, one in pattern.findall(path.read_text("utf-8")):
-            names |= {f"{module}.{name.strip()}" for name in (several or one).split(",") if name.strip()}
+            imported = re.findall(r"\w+", several or one)
+            names |= {f"{module}.{name}" for name in imported}
     return {name: resolve(name) for name in sorted(names)}
 
 
@@ -88,17 +86,14 @@ def slugs(text: str) -> set[str]:
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_of_markdown_resolve(path: Path) -> None:
     text = re.sub(r"^```(?!\{).*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
-    broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        file, _, anchor = link.partition("#")
-        target = path.parent / file if file else path
         if "://" in link or link.startswith("mailto:"):
             continue
-        if not target.exists() or (
-            anchor and target.suffix == ".md" and anchor not in slugs(target.read_text("utf-8"))
-        ):
-            broken.append(link)
-    assert broken == []
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in slugs(target.read_text("utf-8")), link
 
 
 class Page(HTMLParser):
@@ -121,41 +116,36 @@ class Page(HTMLParser):
 @pytest.mark.slow  # half a minute, and the extra `docs`
 def test_site_is_complete_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
-    command = re.search(
-        r'^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', (ROOT / "scripts" / "docs.sh").read_text("utf-8"), re.M
-    )
+    script = (ROOT / "scripts" / "docs.sh").read_text("utf-8")
+    command = re.search(r'^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', script, re.M)
     assert command is not None
+    site = tmp_path / "site"
     options = [*command[1].split(), "-d", str(tmp_path / "cache")]
-    arguments = [sys.executable, "-m", "sphinx", *options, ".", str(tmp_path / "site")]
+    arguments = [sys.executable, "-m", "sphinx", *options, ".", str(site)]
     result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    pages = {path: Page(path) for path in (tmp_path / "site").rglob("*.html")}
+    pages = {path: Page(path) for path in site.rglob("*.html")}
     assert len(pages) > 30
-    broken = []
     for path, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not target.exists() or (
-                parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors
-            ):
-                broken.append(f"{path.name}: {link}")
-    assert broken == []
+            assert target.exists(), (path, link)
+            if parts.fragment and target in pages:
+                assert unquote(parts.fragment) in pages[target].anchors, (path, link)
     resources = "".join(path.read_text("utf-8") for path in pages)
     assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://[^\"]*", resources) == []
 
 
 @pytest.mark.parametrize("name", ["reactions", "phonemes"])
 def test_chinese_guide_has_the_code_and_the_figures_of_the_english_one(name: str) -> None:
-    english, chinese = (
-        (ROOT / "scripts" / "docs" / folder / f"{name}.md").read_text(encoding="utf-8") for folder in ("", "zh")
-    )
-    for pattern in (r"(?s)```\w+\n.*?```", r"(?m)^\|[-:|]+\|$"):
-        assert re.findall(pattern, english) == re.findall(pattern, chinese)
-    figures = []
-    for text in (english, chinese):
-        figures.append(sorted(number.strip(".,") for number in re.findall(r"\d[\d.,]*", text)))
-    assert figures[0] == figures[1]
-    assert english.count("\n## ") == chinese.count("\n## ")
+    def facts(folder: Path) -> tuple[list[str], list[str], list[str], int]:
+        text = (folder / f"{name}.md").read_text(encoding="utf-8")
+        code = re.findall(r"(?s)```\w+\n.*?```", text)
+        tables = re.findall(r"(?m)^\|[-:|]+\|$", text)
+        figures = [number.strip(".,") for number in re.findall(r"\d[\d.,]*", text)]
+        return code, tables, sorted(figures), text.count("\n## ")
+
+    assert facts(DOCS) == facts(DOCS / "zh")

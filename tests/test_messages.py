@@ -61,7 +61,8 @@ COMMANDS = [
 
 
 def check(message: str, name: str) -> None:
-    assert re.fullmatch(r"\S.*\S", message) and "Traceback" not in message
+    assert re.fullmatch(r"\S.*\S", message)
+    assert "Traceback" not in message
     assert name in message
 
 
@@ -80,7 +81,9 @@ def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(line, nam
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     status, printed, errors = command(*line.split())
-    assert status == 2 and printed == "" and errors.startswith("error: ") and errors.endswith("\n")
+    assert (status, printed) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.endswith("\n")
     check(errors.removeprefix("error: ").removesuffix("\n"), name)
     assert REMEDY.search(errors), f"it does not say what to do: {errors}"
     assert sorted(folder.rglob("*")) == before
@@ -108,27 +111,34 @@ def test_error_of_a_call_is_one_line_that_names_the_argument(name, call, folder)
 # Standard output and input
 
 
+@pytest.fixture
+def printing_into(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Runs a command that prints into a file. Returns its exit status."""
+
+    def run(opened: Any) -> Any:
+        with opened:
+            monkeypatch.setattr("sys.stdout", opened)
+            with pytest.raises(SystemExit) as ended:
+                run_command(lambda: print("text"))
+            opened.flush()  # as Python does at its end
+        return ended.value.code
+
+    return run
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_standard_output_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        with pytest.raises(SystemExit) as ended:
-            run_command(lambda: print("text"))
-        full.flush()  # as Python does at its end
-    assert ended.value.code == 2
+def test_full_standard_output_is_one_line(printing_into: Any, capsys: pytest.CaptureFixture) -> None:
+    assert printing_into(open("/dev/full", "w")) == 2  # noqa: SIM115
     errors = capsys.readouterr().err
-    assert errors.startswith("error: ") and "No space left" in errors and errors.count("\n") == 1
+    assert errors.startswith("error: ")
+    assert "No space left" in errors
+    assert errors.count("\n") == 1
 
 
-def test_output_without_a_reader_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_output_without_a_reader_is_no_error(printing_into: Any, capsys: pytest.CaptureFixture) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
-        monkeypatch.setattr("sys.stdout", pipe)
-        with pytest.raises(SystemExit) as ended:
-            run_command(lambda: print("text"))
-        pipe.flush()
-    assert ended.value.code == 0
+    assert printing_into(os.fdopen(writing, "w")) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -162,15 +172,16 @@ def test_interrupt_while_libraries_are_imported_is_one_line(
 @pytest.mark.parametrize("name", ["a" * 300, "loop"])
 def test_odd_names_of_files_are_one_line(name: str, folder: Path, command: Any, in_tmp_path: Any) -> None:
     Path("loop").symlink_to("loop")
-    model = str(folder / "model")
-    for flags in (
-        ["predict", "--model", name],
-        ["translate", "--model", model, "--input", name],
-        ["evaluate", "--hypothesis", str(folder / "text"), "--reference", name],
-        ["evaluate", "--hypothesis", name, "--reference", str(folder / "text"), "--compare", name],
-        ["serve", "--model", model, "--api_key_file", name],
-        ["predict", "--model", "g2p_en", "--input", str(folder / "text"), "--output", name],
+    Path("text").symlink_to(folder / "text")
+    for line in (
+        "predict --model NAME",
+        f"translate --model {folder}/model --input NAME",
+        "evaluate --hypothesis text --reference NAME",
+        "evaluate --hypothesis NAME --reference text --compare NAME",
+        f"serve --model {folder}/model --api_key_file NAME",
+        "predict --model g2p_en --input text --output NAME",
     ):
-        status, printed, errors = command(*flags)
-        assert status == 2 and printed == "", errors
-        assert errors.startswith("error: ") and errors.count("\n") == 1
+        status, printed, errors = command(*line.replace("NAME", name).split())
+        assert (status, printed) == (2, ""), errors
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
