@@ -26,36 +26,39 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
     slots = BeamCacheSlots(batch, torch.device("cpu"))
     slots.show_all(prefix)
     slots.visible = slots.visible.repeat(1, beams, 1)
-    written = [{i: ("prefix", i) for i in range(prefix)} for _ in range(batch)]  # the content of each slot
-    pasts = [[set(written[b].values()) for _ in range(beams)] for b in range(batch)]
+    first = {slot: ("prefix", slot) for slot in range(prefix)}
+    written = [dict(first) for _ in range(batch)]  # the content of each slot
+    pasts = [[set(first.values())] * beams for _ in range(batch)]
     most = prefix
     for step in range(steps):
         parents = torch.randint(beams, (batch, beams), generator=draw)
-        taken = slots.append(parents)
+        taken = slots.append(parents).tolist()
         most = max(most, *slots.visible.any(dim=1).sum(dim=1).tolist())
         assert slots.visible.shape[:2] == (batch, beams)
         assert slots.visible.shape[2] <= max(prefix, most + SLOTS - 1)
-        for b in range(batch):
-            assert len(set(taken[b].tolist())) == beams
-            written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b].tolist())}
-            pasts[b] = [pasts[b][int(parents[b, k])] | {(step, k)} for k in range(beams)]
-            for k in range(beams):
-                visible = slots.visible[b, k].nonzero().flatten().tolist()
-                assert {written[b][slot] for slot in visible} == pasts[b][k]
+        for b, parents_of in enumerate(parents.tolist()):
+            assert len(set(taken[b])) == beams
+            written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b])}
+            pasts[b] = [pasts[b][parent] | {(step, k)} for k, parent in enumerate(parents_of)]
+            for visible, past in zip(slots.visible[b], pasts[b], strict=True):
+                assert {written[b][slot] for slot in visible.nonzero().flatten().tolist()} == past
 
 
 def test_slot_cache_holds_what_it_was_given() -> None:
+    def keys_and_values(length: int) -> list[torch.Tensor]:
+        return [torch.randn(2, 4, length, width) for width in (6, 5)]  # (B, H, length, width)
+
     cache = SlotCache()
-    prefix = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 5)  # (B, H, P, width)
+    prefix = keys_and_values(3)
     for held, states in zip(cache.update(*prefix, 0), prefix, strict=True):
         assert held.equal(states)
-    cache.slots, cache.capacity = torch.tensor([[3, 1], [30, 0]]), 32
-    new = torch.randn(2, 4, 2, 6), torch.randn(2, 4, 2, 5)
+    cache.slots = torch.tensor([[3, 1], [30, 0]])
+    cache.capacity = 32
+    new = keys_and_values(2)
     for held, old, states in zip(cache.update(*new, 0), prefix, new, strict=True):
         assert held.shape[2] == 32
-        for b in range(2):
-            for k in range(2):
-                assert held[b, :, cache.slots[b, k]].equal(states[b, :, k])
+        for b, slots in enumerate(cache.slots):
+            assert held[b, :, slots].equal(states[b])
         assert held[0, :, [0, 2]].equal(old[0, :, [0, 2]])
 
 
@@ -70,12 +73,14 @@ def test_topk_log_probs_are_those_of_log_softmax(shape, dtype, monkeypatch):
         values, tokens = topk_log_probs(logits, 8)
         assert (values - expected.values).abs().max() < 1e-5
         assert logits.gather(-1, tokens).equal(logits.gather(-1, expected.indices))
-        assert topk_log_probs(logits, 8, normalize=False)[0].equal(logits.float().topk(8).values)
+        scores, _ = topk_log_probs(logits, 8, normalize=False)
+        assert scores.equal(logits.float().topk(8).values)
 
 
 def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
-    size, highest = 20003, [64, 65, 66, 127, 128, 20000, 20001, 20002]  # 20003 is no multiple of the block
-    scores = torch.rand(2, size, generator=torch.Generator().manual_seed(0))
+    highest = [64, 65, 66, 127, 128, 20000, 20001, 20002]
+    # 20003 is no multiple of the block
+    scores = torch.rand(2, 20003, generator=torch.Generator().manual_seed(0))
     scores[:, highest] += torch.arange(1, 9)
     scores[1] = -torch.inf  # as of a constraint that allows one token
     scores[1, 20002] = 0.0
@@ -96,9 +101,10 @@ def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: py
     model: Any = on_gpu(varied_model(end=-1e4))
     if decoder == "packed":
         optimize_for_inference(model)
-    counts = {}
-    for steps in (16, 48):
+
+    def waits(steps: int) -> int:
         with counted() as count:
             model.generate(**on_gpu(source([5, 3, 7])), num_beams=beams, max_new_tokens=steps)
-        counts[steps] = count.waits.total()
-    assert 0 < counts[48] - counts[16] <= (48 - 16) // 8
+        return count.waits.total()
+
+    assert 0 < waits(48) - waits(16) <= (48 - 16) // 8

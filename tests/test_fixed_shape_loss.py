@@ -16,10 +16,12 @@ from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_objective, fused_translation_loss
 from hf_vanilla_transformer.training.trainer.objectives.consistency import r_drop, simcut
 from hf_vanilla_transformer.training.trainer.objectives.distillation import DistillationObjective, TopDistributions
-from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
+from tests.model_helpers import assert_near, assert_same_gradients, gradients, tiny_model, translation_batch
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 
-POSITIONS, WIDTH, VOCABULARY = 30, 8, 40
+POSITIONS = 30
+WIDTH = 8
+VOCABULARY = 40
 SMOOTHING = 0.1
 
 
@@ -36,41 +38,44 @@ def inputs(passes: int = 1) -> list[Tensor]:
     ]
 
 
-def plain(device: str, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return fused_translation_loss(hidden, weight, bias, labels, SMOOTHING, num_items_in_batch=17)
+def plain(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    return fused_translation_loss(*tensors, SMOOTHING, num_items_in_batch=17)
 
 
-def of_objective(objective: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Any:
+def of_objective(objective: Any, *tensors: Tensor) -> Any:
     differentiate = partial(objective.differentiate, smoothing=SMOOTHING)
-    return fused_objective(hidden, weight, bias, labels, differentiate, objective.uniform(SMOOTHING))
+    return fused_objective(*tensors, differentiate, objective.uniform(SMOOTHING))
 
 
-def consistent(objective: Any, device: str, *tensors: Tensor) -> Any:
-    return of_objective(objective, *tensors)
-
-
-def taught(device: str, *tensors: Tensor) -> Any:
+def taught(hidden: Tensor, *tensors: Tensor) -> Any:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.rand(POSITIONS, VOCABULARY, generator=generator).topk(4).indices
     probabilities = torch.rand(POSITIONS, 4, generator=generator).softmax(dim=1)
-    distributions = [tokens, probabilities] if device == "cpu" else on_gpu([tokens, probabilities])
-    return of_objective(DistillationObjective(TopDistributions(*distributions), 0.6), *tensors)
+    distributions = [each.to(hidden.device) for each in (tokens, probabilities)]
+    objective = DistillationObjective(TopDistributions(*distributions), 0.6)
+    return of_objective(objective, hidden, *tensors)
 
 
-LOSSES = {
+LOSSES = {  # passes, and the loss
     "plain": (1, plain),
-    "R-Drop": (2, partial(consistent, r_drop())),
-    "SimCut": (2, partial(consistent, simcut())),
+    "R-Drop": (2, partial(of_objective, r_drop())),
+    "SimCut": (2, partial(of_objective, simcut())),
     "distillation": (1, taught),
 }
 
 
-def derivatives(loss_of: Callable, tensors: list[Tensor], device: str) -> list[Tensor]:
+def derivatives(loss_of: Callable, tensors: list[Tensor]) -> list[Tensor]:
     """Loss, logged value and gradients by hidden states, weight and bias."""
-    leaves = [each.detach().requires_grad_() for each in tensors[:3]]
-    loss, logged = loss_of(device, *leaves, tensors[3])
+    *inputs, labels = tensors
+    leaves = [each.detach().requires_grad_() for each in inputs]
+    loss, logged = loss_of(*leaves, labels)
     loss.backward()
     return on_cpu([loss.detach(), logged, *(each.grad for each in leaves)])
+
+
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for found, wanted in zip(actual, expected, strict=True):
+        assert_near(found, wanted, 2e-6)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -79,11 +84,10 @@ def test_loss_of_all_positions_is_that_of_labelled_ones(name: str, monkeypatch: 
     monkeypatch.setattr(losses, "DEVICE_CHUNK", VOCABULARY * 14)  # several chunks, the last one shorter
     passes, loss_of = LOSSES[name]
     tensors = inputs(passes)
-    expected = derivatives(loss_of, tensors, "cpu")
+    expected = derivatives(loss_of, tensors)
     with counted() as count:
-        actual = derivatives(loss_of, on_gpu(tensors), "gpu")
-    for found, wanted in zip(actual, expected, strict=True):
-        assert_near(found, wanted, 2e-6)
+        actual = derivatives(loss_of, on_gpu(tensors))
+    assert_same(actual, expected)
     assert not actual[2][:, ::3].any()  # positions without a label have no gradient
     assert not count.waits
 
@@ -92,10 +96,9 @@ def test_loss_of_all_positions_is_that_of_labelled_ones(name: str, monkeypatch: 
 def test_loss_is_traced_as_a_whole(name: str) -> None:
     passes, loss_of = LOSSES[name]
     tensors = inputs(passes)
-    expected = derivatives(loss_of, tensors, "cpu")
+    expected = derivatives(loss_of, tensors)
     compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
-    for found, wanted in zip(derivatives(compiled, tensors, "cpu"), expected, strict=True):
-        assert_near(found, wanted, 2e-6)
+    assert_same(derivatives(compiled, tensors), expected)
 
 
 def test_traced_loss_needs_no_probabilities_in_memory() -> None:
@@ -107,7 +110,7 @@ def test_traced_loss_needs_no_probabilities_in_memory() -> None:
         return graph.forward
 
     loss_of = torch.compile(LOSSES["plain"][1], backend=aot_autograd(fw_compiler=recording), fullgraph=True)
-    derivatives(loss_of, inputs(), "cpu")
+    derivatives(loss_of, inputs())
     assert any("softmax" in name or "exp" in name for name in operations)
     assert not [name for name in operations if name.startswith("aten.scatter")]
 
@@ -127,11 +130,8 @@ def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> 
     step = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     for seed in range(4):
         batch = translation_batch([9, 4], [12, 3 + seed], seed=seed)  # other labels are missing in each
-        expected = gradients(model, **batch)
-        loss = step(**batch, skip_logits=True).loss
-        model.zero_grad()
-        loss.backward()
-        assert loss.item() == pytest.approx(expected[0], abs=1e-5)
-        for name, weight in model.named_parameters():
-            assert_near(weight.grad, expected[1][name], 1e-5, name)
+        expected_loss, expected = gradients(model, **batch)
+        loss, found = gradients(step, **batch, skip_logits=True)
+        assert loss == pytest.approx(expected_loss, abs=1e-5)
+        assert_same_gradients({name.removeprefix("_orig_mod."): each for name, each in found.items()}, expected)
     assert graphs == {"forward": 1, "backward": 1}

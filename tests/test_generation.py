@@ -17,8 +17,7 @@ def endless_model(**fields: Any) -> VanillaTransformerForConditionalGeneration:
     """A model that never produces the end token by itself, so that only a limit stops it."""
     model = tiny_model(lm_head_bias=True, **fields)
     with torch.no_grad():
-        model.lm_head.bias[EOS] = -1e4
-        model.lm_head.bias[PAD] = -1e4
+        model.lm_head.bias[[EOS, PAD]] = -1e4
     return model
 
 
@@ -27,9 +26,15 @@ def test_attention_mask_defaults_to_the_pad_token(beams: int) -> None:
     # `GenerationMixin` makes none for models with an encoder.
     model = tiny_model()
     inputs = source([7, 2, 5])
-    expected = model.generate(**inputs, num_beams=beams, max_new_tokens=10, output_scores=True, **AS_DICT)
-    for given in ({"inputs": inputs["input_ids"]}, {"input_ids": inputs["input_ids"]}):
-        actual = model.generate(**given, num_beams=beams, max_new_tokens=10, output_scores=True, **AS_DICT)
+    settings = {
+        "num_beams": beams,
+        "max_new_tokens": 10,
+        "output_scores": True,
+        **AS_DICT,
+    }
+    expected = model.generate(**inputs, **settings)
+    for name in ("inputs", "input_ids"):
+        actual = model.generate(**{name: inputs["input_ids"]}, **settings)
         assert actual.sequences.tolist() == expected.sequences.tolist()
         assert_near(actual.scores[0], expected.scores[0])
 
@@ -47,23 +52,23 @@ def test_default_limit_counts_encoder_outputs_and_embeddings() -> None:
     model = endless_model()
     inputs = source([5, 3])
     expected = model.generate(**inputs, num_beams=1)
-    encoded = model.get_encoder()(**inputs)
-    mask = inputs["attention_mask"]
-    from_states = model.generate(encoder_outputs=encoded, attention_mask=mask, num_beams=1)
-    assert from_states.tolist() == expected.tolist()
-    embeds = model.get_input_embeddings()(inputs["input_ids"])
-    from_embeds = model.generate(inputs_embeds=embeds, attention_mask=mask, num_beams=1)
-    assert from_embeds.tolist() == expected.tolist()
+    forms = {
+        "encoder_outputs": model.get_encoder()(**inputs),
+        "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]),
+    }
+    for name, value in forms.items():
+        settings = {name: value, "attention_mask": inputs["attention_mask"]}
+        found = model.generate(**settings, num_beams=1)
+        assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_decoder_input_ids_of_32_bits_are_continued(beams: int) -> None:
     model = tiny_model(tie_word_embeddings=False)
     prefix = torch.tensor([[START, 7, 11], [START, 9, 8]])
-    wide, narrow = (
-        model.generate(**source([6, 3]), num_beams=beams, max_new_tokens=5, decoder_input_ids=prefix.to(dtype))
-        for dtype in (torch.int64, torch.int32)
-    )
+    settings = source([6, 3]) | {"num_beams": beams, "max_new_tokens": 5}
+    wide = model.generate(**settings, decoder_input_ids=prefix)
+    narrow = model.generate(**settings, decoder_input_ids=prefix.int())
     assert narrow.tolist() == wide.tolist()
 
 
@@ -74,11 +79,13 @@ def test_decoder_input_ids_of_32_bits_are_continued(beams: int) -> None:
         ({"max_length": 9}, 9),
         ({"max_length": 20}, 20),
         ({"max_new_tokens": 70}, 71),
-        ({"generation_config": GenerationConfig(max_new_tokens=6, decoder_start_token_id=START)}, 7),
-        ({"generation_config": GenerationConfig(max_length=11, decoder_start_token_id=START)}, 11),
     ],
 )
-def test_limit_of_the_caller_wins(settings: dict, length: int) -> None:
+@pytest.mark.parametrize("in_config", [False, True])
+def test_limit_of_the_caller_wins(settings: dict, length: int, in_config: bool) -> None:
+    if in_config:
+        config = GenerationConfig(**settings, decoder_start_token_id=START)
+        settings = {"generation_config": config}
     assert endless_model().generate(**source([4, 3]), **settings).shape[1] == length
 
 
@@ -91,12 +98,12 @@ def test_limit_of_the_models_own_generation_config_wins() -> None:
 
 def test_beam_of_four_is_the_default() -> None:
     model = tiny_model()
-    inputs = source([6, 3])
-    output = model.generate(**inputs, max_new_tokens=5, output_scores=True, **AS_DICT)
-    assert output.scores[0].shape[0] == 2 * 4
-    expected = model.generate(**inputs, max_new_tokens=5, num_beams=4)
-    assert model.generate(**inputs, max_new_tokens=5).tolist() == expected.tolist()
-    assert model.generate(**inputs, max_new_tokens=5, num_return_sequences=4).shape[0] == 8
+    inputs = source([6, 3]) | {"max_new_tokens": 5}
+    output = model.generate(**inputs, output_scores=True, **AS_DICT)
+    assert len(output.scores[0]) == 2 * 4
+    expected = model.generate(**inputs, num_beams=4)
+    assert model.generate(**inputs).tolist() == expected.tolist()
+    assert len(model.generate(**inputs, num_return_sequences=4)) == 8
 
 
 @pytest.mark.usefixtures("limit_of_the_package")
@@ -104,9 +111,16 @@ def test_generation_config_is_saved(tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
-    expected = {"num_beams": 4, "paper_length_penalty": 0.6, "max_length_over_source": 50}
-    special = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
-    assert {name: saved.get(name) for name in expected | special} == expected | special
+    expected = {
+        "num_beams": 4,
+        "paper_length_penalty": 0.6,
+        "max_length_over_source": 50,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+    }
+    assert expected.items() <= saved.items()
     assert "length_penalty" not in saved, "it would have Hugging Face's meaning"
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert loaded.generation_config.num_beams == 4
