@@ -32,24 +32,38 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.parametrize("form", ["script", "-c", "-m", "-I -c"])
 def test_program_sees_what_a_new_process_sees(form: str, python: Interpreter, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN, encoding="utf-8")
-    arguments = {"script": ["seen.py"], "-c": ["-c", SEEN], "-m": ["-m", "seen"], "-I -c": ["-I", "-c", SEEN]}[form]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "here"), "/there"]), "OWN": "1"}
-    command: list[Any] = [*arguments, "a", 2]
-    new = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=tmp_path, env=environment, input="in", capture_output=True, text=True
-    )
-    run = python.run(command, cwd=tmp_path, env=environment, input="in")
+    forms = {
+        "script": ["seen.py"],
+        "-c": ["-c", SEEN],
+        "-m": ["-m", "seen"],
+        "-I -c": ["-I", "-c", SEEN],
+    }
+    command: list[Any] = [*forms[form], "a", 2]
+    folders = os.pathsep.join([str(tmp_path / "here"), "/there"])
+    settings: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": os.environ | {"PYTHONPATH": folders, "OWN": "1"},
+        "input": "in",
+    }
+    new = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **settings)
+    run = python.run(command, **settings)
     assert json.loads(run.stdout) == json.loads(new.stdout)
     assert (run.returncode, run.stderr) == (new.returncode, new.stderr) == (0, "error\n")
 
 
 @forks
 @pytest.mark.parametrize(
-    ("code", "status"), [("import sys; sys.exit(3)", 3), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 9)", -9)]
+    ("code", "status"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("1 / 0", 1),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
 )
 def test_status_is_that_of_the_program(code: str, status: int, python: Interpreter) -> None:
     run = python.run(["-c", code])
-    assert run.returncode == status and ("ZeroDivisionError" in run.stderr) == (status == 1)
+    assert run.returncode == status
+    assert ("ZeroDivisionError" in run.stderr) == (status == 1)
 
 
 @forks
@@ -62,7 +76,8 @@ def test_programs_are_forks_of_one_process_unless_libraries_read_other_variables
     forked = {python.run(["-c", PARENT], env=os.environ | {"OWN": value}).stdout for value in "01"}
     (interpreter,) = forked
     new = python.run(["-c", PARENT], env=os.environ | {"OMP_NUM_THREADS": "2"}).stdout
-    assert new == f"{os.getpid()} False\n" and interpreter.endswith(" True\n")
+    assert new == f"{os.getpid()} False\n"
+    assert interpreter.endswith(" True\n")
     assert interpreter.split()[0] != str(os.getpid())
 
 

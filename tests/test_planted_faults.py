@@ -33,7 +33,8 @@ def read_faults(text: str) -> dict[str, Fault]:
         if lines:
             name, place, *pieces, tests = lines
             module, function = place.split(": ")
-            right, wrong = ("\n".join(piece[2:] for piece in pieces if piece[0] == sign) for sign in "-+")
+            right = "\n".join(piece[2:] for piece in pieces if piece[0] == "-")
+            wrong = "\n".join(piece[2:] for piece in pieces if piece[0] == "+")
             faults[name] = Fault(module, function, right, wrong, tests)
     return faults
 
@@ -53,7 +54,8 @@ def plant(source: str, fault: Fault) -> str:
         assert len(found) == 1, f"{len(found)} times {name} of {fault.function} in {file_of(fault)}"
         node = found[0]
     right = ast.unparse(node)
-    assert right.count(fault.right) == 1, f"{right.count(fault.right)} times {fault.right!r} in\n{right}"
+    times = right.count(fault.right)
+    assert times == 1, f"{times} times {fault.right!r} in\n{right}"
     wrong = right.replace(fault.right, fault.wrong)
     assert ast.unparse(ast.parse(wrong)) != right
     lines = source.splitlines(keepends=True)

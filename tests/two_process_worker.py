@@ -30,14 +30,24 @@ STEPS = 3
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
+def two_steps(size: int, steps: int) -> dict[str, Any]:
+    """Plain gradient descent."""
+    return {
+        **DESCENT,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": steps,
+        "max_steps": 2,
+    }
+
+
 def trained_update(
     smoothing: float, size: int, steps: int, folder: Path, **settings: Any
 ) -> tuple[Tensor, list[float]]:
-    """The change of the weights in two updates of `Seq2SeqTrainer` with plain gradient descent, and the losses."""
+    """The change of the weights in two updates of `Seq2SeqTrainer`, and the losses."""
     model = tiny_model(label_smoothing=smoothing)
     before = flat(model)
-    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
-    trainer = trained(folder, random_pairs(SENTENCES), model, Seq2SeqTrainer, **DESCENT, **split, **settings)
+    rows = random_pairs(SENTENCES)
+    trainer = trained(folder, rows, model, Seq2SeqTrainer, **two_steps(size, steps), **settings)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return flat(model) - before, losses
 
@@ -48,15 +58,18 @@ def documented_update(size: int, steps: int, folder: Path, **settings: Any) -> T
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     exec(next(block for block in blocks if "class FocalTrainer" in block), names)
-    model, split = tiny_model(), {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-    trained(folder, random_pairs(SENTENCES), model, names["FocalTrainer"], max_steps=2, **DESCENT, **split, **settings)
-    return flat(model) - flat(tiny_model())
+    model = tiny_model()
+    before = flat(model)
+    rows = random_pairs(SENTENCES)
+    trained(folder, rows, model, names["FocalTrainer"], **two_steps(size, steps), **settings)
+    return flat(model) - before
 
 
 def everything_update(size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
-    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
-    runs = [everything_on(folder, **DESCENT | split | settings | {"learning_rate": rate}) for rate in (0.0, 0.1)]
-    return flat(runs[1].model) - flat(runs[0].model)
+    plan = two_steps(size, steps) | settings
+    before = everything_on(folder, **plan | {"learning_rate": 0.0})
+    after = everything_on(folder, **plan | {"learning_rate": 0.1})
+    return flat(after.model) - flat(before.model)
 
 
 def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGeneration:
