@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def attempt(run: Callable[[], Any], folder: Path, places: Path, last: int | None
     status = 1
     try:
         os.setpgid(0, 0)
-        _watch(str(folder), os.open(places, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), last)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        _watch(str(folder), os.open(places, flags), last)
         run()
         status = 0
     except SystemExit as leaving:
@@ -93,21 +95,22 @@ def check_kills(run: Callable[[Path], Any], reference: Callable[[Path], Any], fo
         case = folder / name
         case.mkdir(exist_ok=True)
         status = attempt(lambda: run(case), case, places, last)
-        files = {str(file.relative_to(case)): file.read_bytes() for file in case.rglob("*") if file.is_file()}
-        return status, files
+        files = (path for path in case.rglob("*") if path.is_file())
+        return status, {str(file.relative_to(case)): file.read_bytes() for file in files}
 
-    def check_complete(status: int, files: Mapping[str, bytes]) -> None:
+    def check_complete(name: str) -> None:
+        status, files = start(name)
         assert status == 0
         assert set(files) == set(complete)
         assert files == complete
 
     _, complete = start("reference", reference)
     assert complete
-    check_complete(*start("whole"))
+    check_complete("whole")
     total = places.stat().st_size
     edges = [1 + total * part // count for part in range(count + 1)]
     dice = random.Random(0)
-    for first, end in zip(edges, edges[1:], strict=False):
+    for first, end in pairwise(edges):
         last = dice.randrange(first, end)
         name = f"killed at {last} of {total}"
         status, files = start(name, last=last)
@@ -115,4 +118,4 @@ def check_kills(run: Callable[[Path], Any], reference: Callable[[Path], Any], fo
         for file, content in files.items():
             hidden = any(part.startswith((".", "tmp")) for part in Path(file).parts)
             assert hidden or content == complete[file], (name, file)
-        check_complete(*start(name))
+        check_complete(name)

@@ -1,6 +1,6 @@
 """Shared by the tests of decoding: models whose translations vary, and the searches that ours is compared with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,12 @@ def varied_model(seed: int = 2, end: float | None = None, **fields: Any) -> Mode
     Args:
         end: bias of the end token in place of `ENDS`. fields: of the configuration.
     """
-    model = tiny_model(seed, **{"tie_word_embeddings": False, "lm_head_bias": True, "vocab_size": 24, **fields})
+    untied = {
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        "vocab_size": 24,
+    }
+    model = tiny_model(seed, **untied | fields)
     with torch.no_grad():
         for name, parameter in model.model.decoder.named_parameters():
             if name.endswith("proj.weight") or ".fc" in name:
@@ -51,29 +56,40 @@ def batches(lengths: list[int], asked: list[int], seed: int = 9, most: int = 100
     def next_batch(count: int) -> tuple[Tensor, Tensor] | None:
         asked.append(count)
         count = min(count, most)
-        some, waiting[:] = waiting[:count], waiting[count:]
-        return (padded(some), padded(some).ne(PAD).long()) if some else None
+        some = waiting[:count]
+        del waiting[:count]
+        if not some:
+            return None
+        ids = padded(some)
+        return ids, ids.ne(PAD).long()
 
     return next_batch
 
 
 @torch.no_grad()
 def naive_search(
-    models: list[Model], source_ids: list[int], beams: int, alpha: float, longest: int
+    models: list[Model],
+    source_ids: list[int] | None,
+    beams: int,
+    alpha: float,
+    longest: int,
+    prefix: Sequence[int] = (START,),
 ) -> list[tuple[float, list[int]]]:
     """§6.1 in plain Python: no cache, no padding, and no end before the greatest length.
 
-    Of several models a token's probability is the mean.
+    Of several models a token's probability is the mean. Without a source they are decoders alone.
 
     Returns:
         All hypotheses that ended among the K best of their step, the best first, with their scores.
     """
-    running, ended = [(0.0, [START])], []
+    running = [(0.0, list(prefix))]
+    ended = []
     for length in range(1, longest + 1):
         if not running:
             break
         continuations = []
-        log_probs = _mean_probabilities(models, source_ids, [each for _, each in running]).log().tolist()
+        hypotheses = [hypothesis for _, hypothesis in running]
+        log_probs = _mean_probabilities(models, source_ids, hypotheses).log().tolist()
         for (log_p, hypothesis), row in zip(running, log_probs, strict=True):
             for token, log_prob in enumerate(row):
                 continuations.append((log_p + log_prob, [*hypothesis, token]))
@@ -87,16 +103,24 @@ def naive_search(
 
 
 @torch.no_grad()
-def naive_greedy_search(models: list[Model], source_ids: list[int], longest: int) -> list[int]:
+def naive_greedy_search(
+    models: list[Model], source_ids: list[int] | None, longest: int, prefix: Sequence[int] = (START,)
+) -> list[int]:
     """The most probable token, again and again."""
-    hypothesis = [START]
-    while hypothesis[-1] != EOS and len(hypothesis) <= longest:
-        hypothesis.append(int(_mean_probabilities(models, source_ids, [hypothesis]).argmax()))
+    hypothesis = list(prefix)
+    for _ in range(longest):
+        probabilities = _mean_probabilities(models, source_ids, [hypothesis])
+        hypothesis.append(int(probabilities.argmax()))
+        if hypothesis[-1] == EOS:
+            break
     return hypothesis
 
 
-def _mean_probabilities(models: list[Model], source_ids: list[int], hypotheses: list[list[int]]) -> Tensor:
+def _mean_probabilities(models: list[Model], source_ids: list[int] | None, hypotheses: list[list[int]]) -> Tensor:
     """The probabilities (K, V) of the token after each of the hypotheses, all of one length."""
-    ids, targets = torch.tensor([source_ids] * len(hypotheses)), torch.tensor(hypotheses)
-    logits = [model(input_ids=ids, decoder_input_ids=targets).logits[:, -1].double() for model in models]
+    inputs = {"input_ids": torch.tensor(hypotheses)}
+    if source_ids is not None:
+        source = torch.tensor([source_ids] * len(hypotheses))
+        inputs = {"input_ids": source, "decoder_input_ids": inputs["input_ids"]}
+    logits = [model(**inputs, use_cache=False).logits[:, -1].double() for model in models]
     return torch.stack(logits).softmax(dim=-1).mean(dim=0)

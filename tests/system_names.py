@@ -14,7 +14,9 @@ SYSTEMS = "linux", "darwin", "win32"
 OLDEST = (3, 10)  # Python that pyproject.toml supports
 
 _MYPY = find_spec("mypy")
-STUBS = Path(str(_MYPY.origin)).parent / "typeshed" / "stdlib" if _MYPY is not None else None
+STUBS = None
+if _MYPY is not None:
+    STUBS = Path(str(_MYPY.origin)).parent / "typeshed" / "stdlib"
 
 
 @cache
@@ -32,8 +34,9 @@ def names(module: str, system: str) -> frozenset[str]:
     file = stub(module)
     assert file is not None, module
     world = {"sys": SimpleNamespace(platform=system, version_info=OLDEST)}
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     found: set[str] = set()
-    for statement in _statements(ast.parse(file.read_text(encoding="utf-8")).body, world):
+    for statement in _statements(tree.body, world):
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             parent = f"{module}." if statement.level else ""
             found |= names(f"{parent}{statement.module}", system)

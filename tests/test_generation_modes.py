@@ -85,40 +85,20 @@ def sampled(model: Any, inputs: dict[str, Tensor], target: Tensor) -> Tokens:
     return rows
 
 
-def best(model: Any, prompt: list[int], beams: int) -> list[int]:
-    """Beam search of a decoder alone by the probability of the whole hypothesis. Greedy search with one beam."""
-    running = [(0.0, prompt)]
-    ended = []
-    for length in range(1, LIMIT + 1):
-        following = []
-        for log_p, hypothesis in running:
-            (logits,) = logits_of(model, {}, torch.tensor([hypothesis]))
-            log_probs = logits.double().log_softmax(dim=-1).tolist()
-            following += [(log_p + each, [*hypothesis, token]) for token, each in enumerate(log_probs)]
-        following.sort(key=lambda pair: -pair[0])
-        ended += [pair for pair in following[:beams] if pair[1][-1] == EOS or length == LIMIT]
-        running = [pair for pair in following if pair[1][-1] != EOS][:beams]
-        if beams == 1 and ended:
-            break
-    return max(ended)[1]
-
-
 def by_hand(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tokens]:
     """What each family of modes must write."""
     ids = inputs["input_ids"]
+    target = torch.full((len(ids), 1), START)
+    sources = [row[mask.bool()].tolist() for row, mask in zip(ids, inputs["attention_mask"], strict=True)]
     if not model.config.is_encoder_decoder:
-        return {
-            "greedy": [best(model, row, 1) for row in ids.tolist()],
-            "beam": [best(model, row, BEAMS) for row in ids.tolist()],
-            "sampled": sampled(model, {}, ids),
-        }
-    masks = inputs["attention_mask"].bool()
-    sentences = [row[mask].tolist() for row, mask in zip(ids, masks, strict=True)]
-    start = torch.full((len(ids), 1), START)
+        target = ids
+        sources = [None] * len(ids)
+    pairs = list(zip(sources, target.tolist(), strict=True))
+    best = [naive_search([model], row, BEAMS, 0.0, LIMIT, prefix) for row, prefix in pairs]
     return {
-        "greedy": [naive_greedy_search([model], row, LIMIT) for row in sentences],
-        "beam": [naive_search([model], row, BEAMS, 0.0, LIMIT)[0][1] for row in sentences],
-        "sampled": sampled(model, inputs, start),
+        "greedy": [naive_greedy_search([model], row, LIMIT, prefix) for row, prefix in pairs],
+        "beam": [hypotheses[0][1] for hypotheses in best],
+        "sampled": sampled(model, inputs, target),
     }
 
 

@@ -14,10 +14,9 @@ from tests.model_helpers import sentences, tiny_model
 from tests.trainer_helpers import DESCENT, QUIET, collate, flat
 
 # Sentences of one length, so that the mean of the batches is the mean of the tokens.
-PAIRS = [
-    {"input_ids": source, "labels": target}
-    for source, target in zip(sentences([6] * 16), sentences([5] * 16, seed=1), strict=True)
-]
+SOURCES = sentences([6] * 16)
+TARGETS = sentences([5] * 16, seed=1)
+PAIRS = [{"input_ids": source, "labels": target} for source, target in zip(SOURCES, TARGETS, strict=True)]
 
 
 def update(model: Any, folder: Path, accumulated: int, smoothing: float) -> torch.Tensor:

@@ -20,22 +20,30 @@ def form(text: str) -> str | None:
     return None if text.endswith("?") else text.lower()
 
 
+TEXTS = ["A", "b!", "a", "B", "c?", "b!"]
+
+
 def test_invalid_texts_are_counted_and_kept(caplog: pytest.LogCaptureFixture) -> None:
-    texts = ["A", "b!", "a", "B", "c?", "b!"]
-    assert normalized_hypotheses(iter(texts), None) == (texts, 0)
-    assert normalized_hypotheses(texts, form) == (["a", INVALID, "a", "b", INVALID, INVALID], 3)
-    assert normalized_references([texts, ["C"]], None) == [texts, ["C"]] and not caplog.messages
-    assert normalized_references([["A"], ["b"]], form) == [["a"], ["b"]] and not caplog.messages
-    assert normalized_references([texts, ["C"]], form) == [["a", "b!", "a", "b", "c?", "b!"], ["c"]]
+    assert normalized_hypotheses(iter(TEXTS), None) == (TEXTS, 0)
+    assert normalized_hypotheses(TEXTS, form) == (["a", INVALID, "a", "b", INVALID, INVALID], 3)
+    assert normalized_references([TEXTS, ["C"]], None) == [TEXTS, ["C"]]
+    assert normalized_references([["A"], ["b"]], form) == [["a"], ["b"]]
+    assert not caplog.messages
+    assert normalized_references([TEXTS, ["C"]], form) == [["a", "b!", "a", "b", "c?", "b!"], ["c"]]
     assert caplog.messages == ["normalize: 3 references are invalid and stay as they are"]
 
 
 def test_equal_forms_are_one_place() -> None:
-    texts = ["A", "b!", "a", "B", "c?", "b!"]
-    assert list(n_best_places(texts, form).items()) == [
-        *((("a", True), [0, 2]), (("b!", False), [1, 5]), (("b", True), [3]), (("c?", False), [4]))
+    assert list(n_best_places(TEXTS, form).items()) == [
+        (("a", True), [0, 2]),
+        (("b!", False), [1, 5]),
+        (("b", True), [3]),
+        (("c?", False), [4]),
     ]
-    assert list(n_best_places(["A", "a", "A"], None).items()) == [(("A", None), [0, 2]), (("a", None), [1])]
+    assert list(n_best_places(["A", "a", "A"], None).items()) == [
+        (("A", None), [0, 2]),
+        (("a", None), [1]),
+    ]
 
 
 def test_normaliser_of_no_use_is_refused_with_the_reason() -> None:

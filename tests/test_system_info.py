@@ -30,7 +30,9 @@ def test_hardware_names_cpu_cores_threads_and_gpus(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "text", [None, "processor : 0\n", "model name :\nflags : fpu\n"], ids=["none", "arm", "blank"]
+    "text",
+    [None, "processor : 0\n", "model name :\nflags : fpu\n"],
+    ids=["none", "arm", "blank"],
 )
 def test_cpu_without_a_model_name_is_that_of_the_platform(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(path: Path, **settings: str) -> str:

@@ -19,7 +19,8 @@ Results = dict[Any, Any]
 def two_processes(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results that rank 0 wrote. One run for all tests, because starting takes longer than computing."""
     folder = tmp_path_factory.mktemp("two_processes")
-    launch(repository, *TORCHRUN, f"--nproc_per_node={worker.PROCESSES}", worker.__file__, str(folder))
+    processes = f"--nproc_per_node={worker.PROCESSES}"
+    launch(repository, *TORCHRUN, processes, worker.__file__, str(folder))
     results = torch.load(folder / "results.pt", weights_only=False)
     assert results["ranks"] == worker.PROCESSES
     return results
@@ -45,7 +46,8 @@ def test_consistency_update_of_two_processes_equals_that_of_one(method, two_proc
 @pytest.mark.parametrize("name", ["everything", "documented"])
 def test_update_with_a_users_loss_is_the_same_in_two_processes(name, two_processes, tmp_path):
     """With everything on: see `everything_on`."""
-    expected = getattr(worker, f"{name}_update")(worker.SENTENCES, 1, tmp_path)
+    update = getattr(worker, f"{name}_update")
+    expected = update(worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
     for size, _ in worker.SPLITS:
         assert relative_error(two_processes[name, size], expected) <= 1e-5
