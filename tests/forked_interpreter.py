@@ -24,12 +24,11 @@ LIBRARIES = (
     "accelerate",
     "datasets",
 )
+FILES = ("input", "output", "errors")
 
 # Libraries and Python read variables with these beginnings when they are imported and when it starts.
-READ_AT_IMPORT = (
-    *("PYTHON", "LD_", "TORCH", "PYTORCH", "ATEN_", "OMP_", "MKL_", "KMP_"),
-    *("HF_", "TRANSFORMERS_", "TOKENIZERS_"),
-)
+BEGINNINGS = "PYTHON LD_ TORCH PYTORCH ATEN_ OMP_ MKL_ KMP_ HF_ TRANSFORMERS_ TOKENIZERS_"
+READ_AT_IMPORT = tuple(BEGINNINGS.split())
 
 
 class Interpreter:
@@ -65,10 +64,11 @@ class Interpreter:
             settings: dict[str, Any] = {"cwd": cwd, "env": env, "input": input, "timeout": seconds}
             return subprocess.run([sys.executable, *command], capture_output=True, text=True, **settings)
         with tempfile.TemporaryDirectory() as folder:
-            files = [Path(folder, name) for name in ("input", "output", "errors")]
-            files[0].write_text(input, encoding="utf-8")
-            status = self._answer([command, env, str(cwd or Path.cwd()), list(map(str, files)), seconds])
-            output, errors = (file.read_text(encoding="utf-8", errors="replace") for file in files[1:])
+            paths = [Path(folder, name) for name in FILES]
+            given, *written = paths
+            given.write_text(input, encoding="utf-8")
+            status = self._answer([command, env, str(cwd or Path.cwd()), list(map(str, paths)), seconds])
+            output, errors = (file.read_text(encoding="utf-8", errors="replace") for file in written)
         return subprocess.CompletedProcess([sys.executable, *command], status, output, errors)
 
     def has_read(self, env: Mapping[str, str]) -> bool:
@@ -104,11 +104,12 @@ def serve() -> list[str]:
     with os.fdopen(os.dup(0)) as requests, os.fdopen(os.dup(1), "w") as answers:
         for line in requests:
             arguments, *others = json.loads(line)
-            if not (pid := os.fork()):
+            pid = os.fork()
+            if not pid:
                 become_new(*others)
                 return arguments
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            print(status, file=answers, flush=True)
+            _, status = os.waitpid(pid, 0)
+            print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
     sys.exit()
 
 
@@ -132,13 +133,18 @@ def run_program(arguments: list[str]) -> None:
     first, *others = arguments[isolated:]
     folder = {"-c": "", "-m": os.getcwd()}.get(first, str(Path(first).resolve().parent))
     if not isolated:
-        sys.path[:0] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.argv = ["-c", *others[1:]] if first == "-c" else others if first == "-m" else [first, *others]
+        more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [folder, *filter(None, more)]
     if first == "-m":
+        sys.argv = others
         runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
-        exec(compile(others[0], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+        code, *rest = others
+        sys.argv = ["-c", *rest]
+        names = {"__name__": "__main__", "__builtins__": __builtins__}
+        exec(compile(code, "<string>", "exec"), names)
     else:
+        sys.argv = [first, *others]
         runpy.run_path(first, run_name="__main__")
 
 

@@ -40,7 +40,8 @@ FILES_OF_LINUX = ("/proc", "/sys")
 METHODS = {"win32": ["spawn"], "darwin": ["spawn", "fork", "forkserver"]}
 
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
-RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10))}
+PORTS = {f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10)}
+RESERVED = {"CON", "PRN", "AUX", "NUL"} | PORTS
 FORBIDDEN = set('<>:"|?*\\') | set(map(chr, range(32)))
 
 
@@ -58,24 +59,30 @@ def pretend(patch: pytest.MonkeyPatch, system: str) -> None:
         _use_rules_of_windows(patch)
 
 
+def _top(name: str) -> str:
+    """The package of a module."""
+    package, _, _ = name.partition(".")
+    return package
+
+
+def _package_of(frame: Any) -> str:
+    """The package whose function a frame is of."""
+    return _top(frame.f_globals.get("__name__", ""))
+
+
 def _asks(frame: Any) -> bool:
     """A function of the package makes a call, by itself or by the standard library."""
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "").partition(".")[0]
-        if name in PACKAGES:
-            return True
-        if name not in {"pathlib", "genericpath", "posixpath", "os", __name__.partition(".")[0]}:
-            return False
+    between = {"pathlib", "genericpath", "posixpath", "os", _top(__name__)}
+    while frame is not None and _package_of(frame) in between:
         frame = frame.f_back
-    return False
+    return frame is not None and _package_of(frame) in PACKAGES
 
 
 def _hide_names(patch: pytest.MonkeyPatch, module: ModuleType, hidden: frozenset[str]) -> None:
     kept = {name: getattr(module, name) for name in hidden if hasattr(module, name)}
 
     def get(name: str) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if name in kept and caller not in PACKAGES:
+        if name in kept and _package_of(sys._getframe(1)) not in PACKAGES:
             return kept[name]
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
 
@@ -88,8 +95,8 @@ def _hide_modules(patch: pytest.MonkeyPatch, hidden: set[str]) -> None:
     load = builtins.__import__
 
     def load_others(name: str, scope: Any = None, *more: Any, **named: Any) -> Any:
-        caller = (scope or {}).get("__name__", "").partition(".")[0]
-        if name.partition(".")[0] in hidden and (caller in PACKAGES or name == "uvloop"):
+        caller = _top((scope or {}).get("__name__", ""))
+        if _top(name) in hidden and (caller in PACKAGES or name == "uvloop"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return load(name, scope, *more, **named)
 
@@ -97,21 +104,26 @@ def _hide_modules(patch: pytest.MonkeyPatch, hidden: set[str]) -> None:
 
 
 def _hide_files(patch: pytest.MonkeyPatch, folders: tuple[str, ...]) -> None:
-    def hide(module: ModuleType, name: str) -> None:
-        call = getattr(module, name)
-
-        def call_others(path: Any = ".", *arguments: Any, **named: Any) -> Any:
-            is_hidden = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(folders)
-            if is_hidden and _asks(sys._getframe(1)):
-                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-            return call(path, *arguments, **named)
-
-        patch.setattr(module, name, call_others)
+    def hide(path: Any = ".", *_: Any, **__: Any) -> None:
+        is_hidden = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(folders)
+        if is_hidden and _asks(sys._getframe(2)):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
 
     for name in ("stat", "listdir", "scandir"):
-        hide(os, name)
+        _check_first(patch, os, name, hide)
     for module in (io, builtins):
-        hide(module, "open")
+        _check_first(patch, module, "open", hide)
+
+
+def _check_first(patch: pytest.MonkeyPatch, module: ModuleType, name: str, check: Callable[..., object]) -> None:
+    """Make a function of a module call `check` with its arguments, which may raise an error."""
+    call = getattr(module, name)
+
+    def checked(*arguments: Any, **named: Any) -> Any:
+        check(*arguments, **named)
+        return call(*arguments, **named)
+
+    patch.setattr(module, name, checked)
 
 
 def _spawn(patch: pytest.MonkeyPatch, methods: list[str]) -> None:
@@ -136,7 +148,9 @@ def windows_error(number: int, path: Any) -> PermissionError:
     return error
 
 
-LISTDIR, READLINK, FSTAT, REALPATH = os.listdir, os.readlink, os.fstat, os.path.realpath
+LISTDIR = os.listdir
+READLINK = os.readlink
+REALPATH = os.path.realpath
 OPEN_TEXT = open
 
 
@@ -153,9 +167,12 @@ def _open_files() -> set[str]:
     return found
 
 
-def _refuse_open(path: Any, folder: int | None = None) -> None:
+def _refuse_open(path: Any, dir_fd: int | None = None) -> None:
     """Refuse to delete or rename a file that is open, or a folder with one."""
-    full = REALPATH(os.path.join(READLINK(f"/proc/self/fd/{folder}"), path) if folder is not None else path)
+    full = path
+    if dir_fd is not None:
+        full = os.path.join(READLINK(f"/proc/self/fd/{dir_fd}"), path)
+    full = REALPATH(full)
     if any(each == full or each.startswith(f"{full}{os.sep}") for each in _open_files()):
         raise windows_error(32, path)
 
@@ -172,15 +189,6 @@ def _use_rules_of_windows(patch: pytest.MonkeyPatch) -> None:
     import fcntl
     import shutil
 
-    def change(module: ModuleType, name: str, check: Callable[..., object]) -> None:
-        call = getattr(module, name)
-
-        def checked(*arguments: Any, **named: Any) -> Any:
-            check(*arguments, **named)
-            return call(*arguments, **named)
-
-        patch.setattr(module, name, checked)
-
     def opens(path: Any, flags: int, *_: Any, **__: Any) -> None:
         if flags & os.O_CREAT:
             _refuse_name(path)
@@ -190,9 +198,6 @@ def _use_rules_of_windows(patch: pytest.MonkeyPatch) -> None:
     def syncs(descriptor: int) -> None:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             raise OSError(errno.EBADF, "Bad file descriptor")
-
-    def deletes(path: Any, dir_fd: int | None = None) -> None:
-        _refuse_open(path, dir_fd)
 
     def moves(source: Any, target: Any, **_: Any) -> None:
         _refuse_name(target)
@@ -208,22 +213,25 @@ def _use_rules_of_windows(patch: pytest.MonkeyPatch) -> None:
         if not isinstance(file, int) and set(mode) & set("wax"):
             _refuse_name(file)
 
+    def makes(path: Any, *_: Any, **__: Any) -> None:
+        _refuse_name(path)
+
     def links(source: Any, *_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "[WinError 1314] a required privilege is not held", str(source))
 
     for name, check in {
         "open": opens,
         "fsync": syncs,
-        "unlink": deletes,
-        "remove": deletes,
+        "unlink": _refuse_open,
+        "remove": _refuse_open,
+        "mkdir": makes,
         "replace": moves,
         "rename": moves_nowhere_else,
         "symlink": links,
     }.items():
-        change(os, name, check)
-    change(os, "mkdir", lambda path, *_, **__: _refuse_name(path))
+        _check_first(patch, os, name, check)
     for module in (io, builtins):
-        change(module, "open", writes)
+        _check_first(patch, module, "open", writes)
     patch.setattr(shutil, "_use_fd_functions", False)
 
 
@@ -233,7 +241,9 @@ def _use_rules_of_windows(patch: pytest.MonkeyPatch) -> None:
 def _ask_then_stop(port: str, answers: list[Any], has_ended: threading.Event) -> None:
     fields = {"q": "two hundred", "source": "en", "target": "de"}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/translate", json.dumps(fields).encode(), {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/translate",
+        json.dumps(fields).encode(),
+        {"Content-Type": "application/json"},
     )
     while not answers and not has_ended.wait(0.05):
         try:
