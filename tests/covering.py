@@ -13,8 +13,10 @@ def leave_to_slow_tests(items: list[pytest.Item]) -> None:
     """Mark as slow what `@pytest.mark.covering(n)` need not try for each combination of n parameter values."""
     cases_of: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("covering") and parameters_of(item) and not item.get_closest_marker("slow"):
-            cases_of.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        is_slow = item.get_closest_marker("slow")
+        if item.get_closest_marker("covering") and parameters_of(item) and not is_slow:
+            test, _, _ = item.nodeid.partition("[")
+            cases_of.setdefault(test, []).append(item)
     for cases in cases_of.values():
         for case in redundant(cases):
             case.add_marker(pytest.mark.slow)

@@ -29,13 +29,8 @@ def cudnn_enabled() -> Any:
 
 
 def flags() -> list[bool]:
-    backends = torch.backends.cuda
-    return [
-        backends.cudnn_sdp_enabled(),
-        backends.flash_sdp_enabled(),
-        backends.mem_efficient_sdp_enabled(),
-        backends.math_sdp_enabled(),
-    ]
+    names = ("cudnn", "flash", "mem_efficient", "math")
+    return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
 
 
 def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fields: Any) -> set[bool]:
@@ -60,19 +55,24 @@ def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fie
     return set(seen)
 
 
-def test_a_training_step_on_a_gpu_leaves_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "kernels", "uses_cudnn"),
+    [
+        (GPU, "auto", False),
+        (GPU, "torch", True),
+        (CPU, "auto", True),
+    ],
+)
+def test_a_training_step_on_a_gpu_leaves_cudnn_out(device, kernels, uses_cudnn, monkeypatch):
+    """Unless torch may choose the kernel."""
     before = flags()
-    assert flags_in_a_step(monkeypatch, GPU) == {False}
+    assert flags_in_a_step(monkeypatch, device, attention_kernels=kernels) == {uses_cudnn}
     assert flags() == before
     assert before[0]
 
 
-def test_torch_may_choose_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert flags_in_a_step(monkeypatch, GPU, attention_kernels="torch") == {True}
-
-
-def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert flags_in_a_step(monkeypatch, CPU) == {True}
+def test_auto_is_the_default() -> None:
+    assert tiny_config().attention_kernels == "auto"
 
 
 def test_an_unknown_choice_is_refused() -> None:
@@ -90,7 +90,8 @@ def test_other_settings_of_the_caller_stay() -> None:
 def test_threads_may_leave_in_any_order() -> None:
     """The flags belong to the process. The first thread to leave does not switch cuDNN on for the second."""
     before = flags()
-    first, second = attention_kernels("auto", GPU), attention_kernels("auto", GPU)
+    first = attention_kernels("auto", GPU)
+    second = attention_kernels("auto", GPU)
     with second:
         with first:
             pass

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer import search_vanilla_transformer as search
@@ -19,8 +18,14 @@ from tests.search_helpers import source, varied_model
 # KV cache slots and candidates
 
 
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.integers(0, 2**31))
-@hypothesis_settings(max_examples=60)
+@given(
+    batch=st.integers(1, 3),
+    beams=st.integers(1, 4),
+    prefix=st.integers(0, 3),
+    steps=st.integers(0, 12),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60)
 def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     slots = BeamCacheSlots(batch, torch.device("cpu"))
@@ -33,7 +38,8 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
     for step in range(steps):
         parents = torch.randint(beams, (batch, beams), generator=draw)
         taken = slots.append(parents).tolist()
-        most = max(most, *slots.visible.any(dim=1).sum(dim=1).tolist())
+        in_use = slots.visible.any(dim=1).sum(dim=1)
+        most = max(most, int(in_use.max()))
         assert slots.visible.shape[:2] == (batch, beams)
         assert slots.visible.shape[2] <= max(prefix, most + SLOTS - 1)
         for b, parents_of in enumerate(parents.tolist()):
@@ -41,7 +47,8 @@ def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: i
             written[b] |= {slot: (step, k) for k, slot in enumerate(taken[b])}
             pasts[b] = [pasts[b][parent] | {(step, k)} for k, parent in enumerate(parents_of)]
             for visible, past in zip(slots.visible[b], pasts[b], strict=True):
-                assert {written[b][slot] for slot in visible.nonzero().flatten().tolist()} == past
+                seen = visible.nonzero().flatten().tolist()
+                assert {written[b][slot] for slot in seen} == past
 
 
 def test_slot_cache_holds_what_it_was_given() -> None:

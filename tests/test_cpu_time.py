@@ -14,8 +14,12 @@ class Machine:
     """Four cores, and processes that use their time in seconds. `wait` lets time pass."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.groups, self.process, self.statistics = folder / "cgroup", folder / "self", folder / "stat"
-        self.clock, self.own, self.ticks = 0.0, 0.0, [0] * 8
+        self.groups = folder / "cgroup"
+        self.process = folder / "self"
+        self.statistics = folder / "stat"
+        self.clock = 0.0
+        self.own = 0.0
+        self.ticks = [0] * 8
         made_up = {
             "_CONTROL_GROUPS": self.groups,
             "_PROCESS": self.process,
@@ -149,17 +153,20 @@ def test_training_uses_the_fitting_threads(busy, four_threads, capsys):
         device = torch.device("cpu")
 
     callback = FitThreads()
-    for _ in range(2):
+
+    def threads_of_a_step() -> int:
         callback.on_step_begin(Arguments(), None, None)
-        assert torch.get_num_threads() == 2
+        return torch.get_num_threads()
+
+    assert [threads_of_a_step() for _ in range(2)] == [2, 2]
     assert "".join(capsys.readouterr()).count("OMP_NUM_THREADS") == 1
-    busy.wait(10.0)
-    for _ in range(3):
-        busy.wait(1.0)
-        callback.on_step_begin(Arguments(), None, None)
-    assert torch.get_num_threads() == 4
+    busy.wait(11.0)
+    threads_of_a_step()
+    busy.wait(1.0)
+    threads_of_a_step()
+    busy.wait(1.0)
+    assert threads_of_a_step() == 4
     busy.wait(1.0, user=4.0)
-    callback.on_step_begin(Arguments(), None, None)
-    assert torch.get_num_threads() == 1
+    assert threads_of_a_step() == 1
     callback.on_train_end(Arguments(), None, None)
     assert torch.get_num_threads() == 4

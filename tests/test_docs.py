@@ -16,7 +16,9 @@ from vanilla_transformer_cli.main import SUBCOMMANDS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "scripts" / "docs"
 FOLDERS = ("hf_vanilla_transformer", "scripts", "tests", "model_cards")
-MARKDOWN = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")))]
+MARKDOWN = list(ROOT.glob("*.md"))
+for _folder in FOLDERS:
+    MARKDOWN += sorted((ROOT / _folder).rglob("*.md"))
 MARKDOWN.remove(ROOT / "hf_vanilla_transformer" / "hub" / "card_template.md")
 
 

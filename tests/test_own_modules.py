@@ -132,12 +132,14 @@ def test_generate_gives_an_argument_of_a_subclass_to_its_forward(beams: int) -> 
 def test_every_number_but_0_of_a_mask_marks_a_token(factor: float) -> None:
     model = varied_model()
     inputs = source([5, 3, 7])
-    mask = inputs["attention_mask"]
-    scaled = inputs | {"attention_mask": mask * factor}
-    target = torch.full((3, 4), 5)
-    expected = model(**inputs, decoder_input_ids=target, decoder_attention_mask=torch.ones(3, 4)).logits
-    actual = model(**scaled, decoder_input_ids=target, decoder_attention_mask=factor * torch.ones(3, 4)).logits
-    assert torch.equal(actual, expected)
+    scaled = inputs | {"attention_mask": inputs["attention_mask"] * factor}
+    target = {
+        "decoder_input_ids": torch.full((3, 4), 5),
+        "decoder_attention_mask": torch.ones(3, 4),
+    }
+    expected = model(**inputs, **target).logits
+    target["decoder_attention_mask"] *= factor
+    assert torch.equal(model(**scaled, **target).logits, expected)
     limit = {"num_beams": 3, "max_length_over_source": 0}
     assert torch.equal(model.generate(**scaled, **limit), model.generate(**inputs, **limit))
 
@@ -155,14 +157,21 @@ def test_boolean_mask_marks_visible_keys(backend: str) -> None:
 
 
 def test_eager_attention_computes_in_double_precision() -> None:
-    torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
     visible = torch.rand(2, 1, 5, 5) < 0.8
     visible[..., 0] = True
     mask = torch.where(visible, 0.0, -1e9).double()
-    output, _ = eager_attention_forward(nn.Module(), query, key, value, mask, scaling=8**-0.5)
+    output, _ = eager_attention_forward(
+        nn.Module(),
+        query,
+        key,
+        value,
+        mask,
+        scaling=8**-0.5,
+    )
     scores = query @ key.transpose(2, 3) / 8**0.5
-    expected = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    scores = scores.masked_fill(~visible, -torch.inf)
+    expected = scores.softmax(-1) @ value
     assert_near(output.transpose(1, 2), expected, 1e-14)
 
 

@@ -21,7 +21,8 @@ def test_results_are_those_of_one_process(workers: int) -> None:
             yield (f"{number}",)
 
     results = process_pool.in_order(int, work(), workers, PRELOAD)
-    assert next(results) == 0 and len(read) == {1: 1, 2: 5}[workers]
+    assert next(results) == 0
+    assert len(read) == {1: 1, 2: 5}[workers]
     with pytest.raises(ValueError, match="'x'"):
         for number in range(1, 40):
             assert next(results) == number
