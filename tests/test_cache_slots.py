@@ -69,7 +69,16 @@ def test_slot_cache_holds_what_it_was_given() -> None:
         assert held[0, :, [0, 2]].equal(old[0, :, [0, 2]])
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40), (1, 1, 700), (5, 4, 16000), (2, 4, 20003), (1, 4, 16384)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 3, 40),
+        (1, 1, 700),
+        (5, 4, 16000),
+        (2, 4, 20003),
+        (1, 4, 16384),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_topk_log_probs_are_those_of_log_softmax(shape, dtype, monkeypatch):
     # no ties, which bfloat16 would have among random numbers

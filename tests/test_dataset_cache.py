@@ -43,7 +43,15 @@ def test_few_selected_rows_are_copied_and_many_numbered(rows, count, monkeypatch
     assert dataset_cache.in_one_piece(chosen).column("a").num_chunks <= 1
 
 
-@pytest.mark.parametrize(("size", "limit", "times"), [(2, 4, 3), (2, 5, 2), (3, 3, 5), (4, 100, 1)])
+@pytest.mark.parametrize(
+    ("size", "limit", "times"),
+    [
+        (2, 4, 3),
+        (2, 5, 2),
+        (3, 3, 5),
+        (4, 100, 1),
+    ],
+)
 def test_pages_are_given_back_after_so_many_rows(size, limit, times, monkeypatch):
     given_back = []
     monkeypatch.setattr(dataset_cache, "forget_pages", given_back.append)

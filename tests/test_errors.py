@@ -91,7 +91,14 @@ def test_library_is_looked_for_by_the_name_that_is_imported(monkeypatch):
 
 CUT = "a" * 80 + " …"
 SHOWN: list[tuple[Any, str]] = [
-    *((value, str(value)) for value in (None, True, 1.5, -3, 2**320 - 1, "a" * 80, [], [1] * 9)),
+    (None, "None"),
+    (True, "True"),
+    (1.5, "1.5"),
+    (-3, "-3"),
+    (2**320 - 1, str(2**320 - 1)),
+    ("a" * 80, "a" * 80),
+    ([], "[]"),
+    ([1] * 9, str([1] * 9)),
     ("a\nb", r"a\nb"),
     ("a" * 81, CUT),
     (2**320, "a number of 321 bits"),

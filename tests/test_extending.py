@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,25 +12,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-    DataCollatorForSeq2Seq,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, Seq2SeqTrainer
 
 from hf_vanilla_transformer import (
     Translator,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTrainer,
-    VanillaTransformerTrainingArguments,
 )
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.text import load_tokenizers
 from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
-from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
+from tests.test_custom_losses import focal
+from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, random_pairs, trained
 from vanilla_transformer_cli import serve
 from vanilla_transformer_cli.main import parse_arguments
 from vanilla_transformer_cli.models import use_model_code
@@ -88,11 +83,6 @@ assert "transformers_modules" in type(model).__module__
 """
 
 
-def square_loss(outputs: Any, labels: torch.Tensor, tokens: Any) -> torch.Tensor:
-    log_p = outputs.logits.log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]  # (B, T)
-    return (log_p**2)[labels != -100].sum() / (tokens if tokens is not None else (labels != -100).sum())
-
-
 SOURCES = [FEED_FORWARD, pytest.param(ATTENTION, marks=pytest.mark.slow)]
 
 
@@ -109,32 +99,32 @@ def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules
     model = own.OwnTranslator.from_pretrained("run").eval()
     ids = torch.tensor([[5, 6, 7, 2]])
     torch.save(model(input_ids=ids, labels=ids).logits.detach(), tmp_path / "logits")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PATH", "PYTHONPATH")}
+    environment = dict(os.environ)
+    for name in ("PATH", "PYTHONPATH"):
+        environment.pop(name, None)
     loaded = python.run(["-c", LOAD, "run", "logits"], env=environment)
     assert loaded.returncode == 0, loaded.stderr
     with pytest.raises(ValueError, match="decoded through their modules"):
         optimize_for_inference(model)
     assert len(list(Translator(model, tokenizer).translate(["one", "two"]))) == 2
     status, printed, errors = command("publish", "run", "--repo-id", "me/own", "--dry-run")
-    assert status == 0 and "own_model.py" in printed, errors
-    rows = [{"input_ids": [5, 6, 2], "labels": [7, 8, 9, 2]}, {"input_ids": [7, 2], "labels": [5, 2]}]
-    for trainer_class, arguments in (
-        (Seq2SeqTrainer, Seq2SeqTrainingArguments),
-        (VanillaTransformerTrainer, VanillaTransformerTrainingArguments),
-    ):
+    assert status == 0, errors
+    assert "own_model.py" in printed
+    for trainer_class in (Seq2SeqTrainer, VanillaTransformerTrainer):
 
         class OwnLoss(trainer_class):  # type: ignore[misc, valid-type]
             def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-                outputs = model(**inputs)
-                loss = square_loss(outputs, inputs["labels"], num_items_in_batch)
+                loss, outputs = focal(self, model, inputs)
                 return (loss, outputs) if return_outputs else loss
 
-        before = {name: weight.clone() for name, weight in model.state_dict().items()}
-        collator = DataCollatorForSeq2Seq(tokenizer, model)
-        args = arguments("own", max_steps=1, learning_rate=1e-2, lr_scheduler_type="constant", **QUIET)
-        OwnLoss(model=model, args=args, train_dataset=rows, data_collator=collator).train()
-        new = [name for name in before if "gate" in name or "temperature" in name]
-        assert new and all(not torch.equal(before[name], model.state_dict()[name]) for name in new)
+        own_weights = {
+            name: weight for name, weight in model.named_parameters() if re.search("gate|temperature", name)
+        }
+        before = {name: weight.detach().clone() for name, weight in own_weights.items()}
+        trained(tmp_path / "own", random_pairs(2), model, OwnLoss, max_steps=1, **DESCENT)
+        assert before
+        for name, weight in own_weights.items():
+            assert not torch.equal(before[name], weight)
 
 
 BROKEN = """
@@ -153,10 +143,12 @@ def test_wrong_model_class_is_refused_in_one_line(name, tmp_path, command, own_m
     text = [tmp_path / "text", tmp_path / "text"]
     flags = as_flags(TINY_RUN | {"train": text, "output_dir": tmp_path / "run"})
     status, _, errors = command("train", f"--model_class={name}", *flags)
-    assert status == 2 and errors.startswith("error: model_class: ") and errors.count("\n") == 1
+    assert status == 2
+    assert errors.startswith("error: model_class: ")
+    assert errors.count("\n") == 1
 
 
-QUICK = {"train": ["TEXT", "TEXT"], "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_steps": 1}
+QUICK = "--train TEXT TEXT --max_steps 1 --use_cpu true --disable_tqdm true --save_steps 1"
 # Commands that load a folder: the arguments, and the file or folder that they write.
 COMMANDS = {
     "translate": "translate --model FOLDER --input TEXT --output OUT --max_new_tokens 5",
@@ -165,7 +157,7 @@ COMMANDS = {
     "attention": "attention --model FOLDER --sentence one --translation two --output OUT.png",
     "average": "average FOLDER FOLDER --output OUT",
     "export": "export FOLDER OUT --to onnx",
-    "fine-tuning": f"train {' '.join(as_flags(QUICK))} --model_name_or_path FOLDER --output_dir OUT",
+    "fine-tuning": f"train {QUICK} --model_name_or_path FOLDER --output_dir OUT",
 }
 
 
@@ -200,11 +192,11 @@ CODE, CLASS = "--trust_remote_code", "--model_class"
 WAYS = [(CODE, True), (CLASS, True), (CODE, False), (CLASS, False)]
 # The tensors of a model type of its own are averaged without its code.
 TRIED = {"translate": WAYS, "fine-tuning": WAYS, "average": WAYS[2:]}
-LOADING = [
-    pytest.param(name, *way, marks=[pytest.mark.slow] if way in WAYS[1:3] or name == "export" else [])
-    for name in COMMANDS
-    for way in TRIED.get(name, WAYS[:1])
-]
+LOADING = []
+for _name in COMMANDS:
+    for _way in TRIED.get(_name, WAYS[:1]):
+        _is_slow = _way in WAYS[1:3] or _name == "export"
+        LOADING.append(pytest.param(_name, *_way, marks=[pytest.mark.slow] if _is_slow else []))
 
 
 @pytest.mark.parametrize(("name", "flag", "named"), LOADING)
@@ -218,7 +210,9 @@ def test_commands_load_a_subclass_with_its_code_or_its_class(
     paths = {"FOLDER": folder, "TEXT": text, "OUT": tmp_path / "out"}
     arguments = with_paths(COMMANDS[name].split(), **paths)
     status, _, errors = command(*arguments)
-    assert status == 2 and errors.count("\n") == 1 and "--model_class" in errors, errors
+    assert status == 2, errors
+    assert errors.count("\n") == 1
+    assert "--model_class" in errors
     assert not named or "--trust_remote_code" in errors
     assert not list(tmp_path.glob("out*"))
     monkeypatch.chdir(tmp_path)  # where the module is
@@ -240,7 +234,9 @@ def test_formats_of_other_libraries_refuse_a_subclass(
     folder, _ = own_folder(named=True)
     output = tmp_path / ("out.argosmodel" if target == "argos" else "out")
     status, _, errors = command("export", folder, output, "--to", target, "--trust_remote_code")
-    assert status == 2 and "OwnTranslator" in errors and not output.exists()
+    assert status == 2
+    assert "OwnTranslator" in errors
+    assert not output.exists()
 
 
 def test_server_takes_the_code_of_a_folder_with_languages(own_folder: Any) -> None:
@@ -261,10 +257,11 @@ class Rolled(VanillaTransformerForConditionalGeneration):
 @pytest.mark.parametrize("beams", [1, 3])
 def test_override_of_forward_with_any_arguments_decides_the_translation(beams: int) -> None:
     model = tiny_model(lm_head_bias=True, tie_word_embeddings=False)
-    shifted, ids = Rolled(model.config), torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]])
+    ids = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 1]])
+    shifted = Rolled(model.config).eval()
     shifted.load_state_dict(model.state_dict())
     with torch.no_grad():
         for parameter in (model.lm_head.weight, model.lm_head.bias):
             parameter.copy_(parameter.roll(1, 0))
-    settings = {"num_beams": beams, "max_new_tokens": 8}
-    assert shifted.eval().generate(ids, **settings).equal(model.generate(ids, **settings))
+    found, expected = (each.generate(ids, num_beams=beams, max_new_tokens=8) for each in (shifted, model))
+    assert found.equal(expected)

@@ -39,7 +39,8 @@ LAYOUTS = {
 @torch.no_grad()
 def computed(model: PreTrainedModel) -> dict[str, Tensor]:
     """Encoder output, logits and a beam search's tokens for two fixed sentences."""
-    source, target = padded(sentences([7, 4])), padded(sentences([3, 6], seed=1))
+    source = padded(sentences([7, 4]))
+    target = padded(sentences([3, 6], seed=1))
     output = model(input_ids=source, decoder_input_ids=target)
     return {
         "encoder": output.encoder_last_hidden_state,

@@ -1,5 +1,6 @@
 """The bundle: saved with every checkpoint, and all that a process without this package has (`trust_remote_code`)."""
 
+import copy
 import hashlib
 import json
 import os
@@ -22,8 +23,8 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
-from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, padded, randomise, sentences, tiny_config
-from tests.search_helpers import varied_model
+from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, randomise, sentences, tiny_config
+from tests.search_helpers import source, varied_model
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 ROLES = (
@@ -125,7 +126,8 @@ for first in range(1, len(sys.argv), 3):
 
 def put_into_hub_cache(folder: Path, home: Path, name: str) -> None:
     """Lay a model folder out as `huggingface_hub` leaves it: blobs, and a snapshot that links them."""
-    repository, revision = home / "hub" / f"models--{name.replace('/', '--')}", "1" * 40
+    repository = home / "hub" / f"models--{name.replace('/', '--')}"
+    revision = "1" * 40
     for path in (path for path in folder.rglob("*") if path.is_file()):
         content = path.read_bytes()
         blob = repository / "blobs" / hashlib.sha256(content).hexdigest()
@@ -148,9 +150,8 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     save_tokenizers(folder, tokenizer)
     repository = "somebody/translator-1.0"  # a dot, which the name of a Python module cannot have
     put_into_hub_cache(folder, tmp_path / "home", repository)
-    ids, target = padded(sentences([6, 3, 9, 2, 12], 320)), torch.tensor(sentences([5] * 5, 320, seed=1))
-    source = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
-    batch = {**source, "decoder_input_ids": target}
+    inputs = source([6, 3, 9, 2, 12])
+    batch = inputs | {"decoder_input_ids": torch.tensor(sentences([5] * 5, 24, seed=1))}
     (tmp_path / "remote.py").write_text(WITHOUT_THE_PACKAGE + REMOTE, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "remote.py"]
@@ -164,12 +165,14 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
 
     outputs, logits = model.model(**batch), model(**batch).logits
     optimize_for_inference(model)
-    greedy, translated = (model.generate(**source, num_beams=beams, return_dict_in_generate=True) for beams in (1, 4))
-    assert len(set(translated.sequences.ne(PAD).sum(dim=1).tolist())) > 2
+    greedy = model.generate(**inputs, num_beams=1)
+    translated = model.generate(**inputs, num_beams=4, return_dict_in_generate=True)
+    lengths = translated.sequences.ne(PAD).sum(dim=1)
+    assert len(lengths.unique()) > 2
     for _, again, tensors in paths:
         found = load_file(tensors)
         # The package's engine and the bundle alone, in float32, give the same tokens.
-        assert found["translations_1"].tolist() == greedy.sequences.tolist()
+        assert found["translations_1"].tolist() == greedy.tolist()
         assert found["translations_4"].tolist() == translated.sequences.tolist()
         assert found["scores"].tolist() == pytest.approx(translated.sequences_scores.tolist(), abs=1e-5)
         assert found["logits"].equal(logits)
@@ -179,16 +182,18 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
         assert found["tokens"].equal(tokenizer(["two hundred and thirty-four"], return_tensors="pt")["input_ids"])
         # A checkpoint saved by remote code equals one saved by the package.
         assert {path.name for path in again.glob("*.py")} == BUNDLE
-        entries = [json.loads((each / "config.json").read_text())["custom_pipelines"] for each in (folder, again)]
-        assert entries[0] == entries[1]
+        before, after = (json.loads((each / "config.json").read_text()) for each in (folder, again))
+        assert after["custom_pipelines"] == before["custom_pipelines"]
         assert AutoModelForSeq2SeqLM.from_pretrained(again).eval()(**batch).logits.equal(logits)
 
 
 def test_save_pretrained_does_not_modify_the_model(tmp_path: Path) -> None:
     model = randomise(VanillaTransformerForConditionalGeneration(tiny_config()))
-    config, weights = model.config.to_dict(), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = model.config.to_dict()
+    weights = copy.deepcopy(model.state_dict())
     model.save_pretrained(tmp_path)
     saved = model.config.to_dict()
     changed = {name for name in config | saved if config.get(name) != saved.get(name)}
     assert changed <= {"architectures", "dtype"}
-    assert all(tensor.equal(weights[name]) for name, tensor in model.state_dict().items())
+    for name, tensor in model.state_dict().items():
+        assert tensor.equal(weights[name])

@@ -53,7 +53,8 @@ def test_modules_are_built_while_engines_come_and_go() -> None:
     model = varied_model()
 
     def build(_: int) -> int:
-        return sum(len(list(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())).modules())) for _ in range(20))
+        models = [nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())) for _ in range(20)]
+        return sum(len(list(model.modules())) for model in models)
 
     def optimize(_: int) -> int:
         optimize_for_inference(model).inference_engine = None

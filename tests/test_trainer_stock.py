@@ -224,7 +224,8 @@ def test_predict_with_generate_uses_the_search_of_this_package(settings, trainer
 
     monkeypatch.setattr(generation_vanilla_transformer, "beam_search", counted)
     model = tiny_model(tie_word_embeddings=False)
-    rows = [{"input_ids": source, "labels": sentences([4])[0]} for source in sentences([3, 9, 6, 2], seed=3)]
+    (labels,) = sentences([4])
+    rows = [{"input_ids": source, "labels": labels} for source in sentences([3, 9, 6, 2], seed=3)]
     trainer = trainer_of(
         model,
         evaluation=rows,
