@@ -213,7 +213,8 @@ def own_modules(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.syspath_prepend(str(in_tmp_path))
     yield in_tmp_path
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(in_tmp_path)):
+        file = getattr(sys.modules[name], "__file__", None)
+        if str(file).startswith(str(in_tmp_path)):
             del sys.modules[name]
 
 

@@ -112,8 +112,9 @@ def _generate(model: Any, assistant: Any, inputs: dict[str, Tensor], settings: d
     if "streamer" in settings:
         assert settings["streamer"].tokens == tokens.flatten().tolist()
     pad = model.generation_config.pad_token_id
-    lengths = tokens.ne(pad).long() * torch.arange(1, tokens.shape[1] + 1)
-    return [row[:length] for row, length in zip(tokens.tolist(), lengths.amax(dim=1).tolist(), strict=True)]
+    numbers = torch.arange(1, tokens.shape[1] + 1)
+    lengths = (tokens.ne(pad) * numbers).amax(dim=1)
+    return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
 
 def main(folder: str, output: str) -> None:

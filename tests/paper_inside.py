@@ -76,7 +76,8 @@ def assert_is_inside(found: dict[str, Any], model: torch.nn.Module, source: list
         pairs += [(found[name][key], expected[name][key]) for key in expected[name]]
         scores = np.array(found[name]["scores"])
         if name == "decoder":
-            scores = np.where(np.tril(np.ones(scores.shape[-2:])), scores, -np.inf)
+            past = np.tril(np.ones(scores.shape[-2:]))
+            scores = np.where(past, scores, -np.inf)
         attentions = torch.cat(output[f"{name}_attentions"]).numpy()
         pairs.append((paper.paper_softmax(scores), attentions))
         norms = [state[0].norm(dim=-1).numpy() for state in output[f"{name}_hidden_states"]]

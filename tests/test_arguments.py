@@ -130,15 +130,10 @@ def test_generate_takes_a_cache_under_both_names(name: str) -> None:
 
 def test_mask_for_more_keys_than_there_are_is_refused() -> None:
     """One new token, a mask for several, and no cache: its caller has lost the cache."""
-    model = tiny_model()
-    for mask in (torch.ones(2, 4), torch.zeros(2, 1, 1, 4)):
+    step = {"decoder_input_ids": TARGET[:, :1], "use_cache": True}
+    for shape in ((2, 4), (2, 1, 1, 4)):
         with pytest.raises(ValueError, match="decoder_attention_mask"):
-            model(
-                SOURCE,
-                decoder_input_ids=TARGET[:, :1],
-                decoder_attention_mask=mask,
-                use_cache=True,
-            )
+            tiny_model()(SOURCE, **step, decoder_attention_mask=torch.ones(shape))
 
 
 def test_cache_with_gradient_checkpointing_is_refused() -> None:

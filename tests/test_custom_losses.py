@@ -20,7 +20,7 @@ TEACHER = tiny_model(3)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def distillation(trainer: Trainer, model: Any, inputs: Any) -> Any:
@@ -62,7 +62,8 @@ def without_labels(trainer: Trainer, model: Any, inputs: Any) -> Any:
 
 
 def token_weights(trainer: Trainer, model: Any, inputs: Any) -> Any:
-    loss, outputs = super(type(trainer), trainer).compute_loss(model, inputs, return_outputs=True)
+    base = super(type(trainer), trainer)
+    loss, outputs = base.compute_loss(model, inputs, return_outputs=True)
     logits = outputs.logits.flatten(0, 1)
     labels = inputs["labels"].flatten()
     weight = torch.linspace(0.5, 1.5, logits.shape[-1])
@@ -85,7 +86,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **settings: Any) -> dict[str, Tensor]:
+def trained(
+    base: type,
+    loss: Any,
+    folder: Path,
+    plain_output_layer: bool,
+    **settings: Any,
+) -> dict[str, Tensor]:
     """The weights after two updates with a user's loss."""
 
     class Custom(base):  # type: ignore[misc]
@@ -107,7 +114,8 @@ def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **set
 
 
 # tests/compatibility tries every loss with every setting, also in the stock trainer
-CASES = dict.fromkeys([(loss, "plain") for loss in LOSSES] + [(distillation, setting) for setting in SETTINGS])
+PLAIN = [(loss, "plain") for loss in LOSSES]
+CASES = dict.fromkeys(PLAIN + [(distillation, setting) for setting in SETTINGS])
 
 
 @pytest.mark.parametrize(("loss", "setting"), CASES)
@@ -136,9 +144,9 @@ READERS: dict[str, Any] = {
     "slice": lambda outputs: outputs[:2][1],
     "get": lambda outputs: outputs.get("logits"),
     "dictionary": lambda outputs: {**outputs}["logits"],
-    "items": lambda outputs: {name: value * 1 for name, value in outputs.items()}["logits"],
+    "items": lambda outputs: dict(outputs.items())["logits"] * 1,
     "tensors among the items": lambda outputs: [v for _, v in outputs.items() if torch.is_tensor(v)][1],
-    "values": lambda outputs: [value.clone() for value in outputs.values()][1],
+    "values": lambda outputs: list(outputs.values())[1].clone(),
     "copy": lambda outputs: copy.copy(outputs).logits,
     "leaves": lambda outputs: torch.utils._pytree.tree_leaves(outputs)[1].clone(),
 }
@@ -219,7 +227,8 @@ def test_reparametrised_output_layer_trains(change: Any) -> None:
     change(model.lm_head)
     for _ in range(2):
         loss, found = gradients(model.train(), **BATCH)
-        assert loss == pytest.approx(model.eval()(**BATCH).loss.item(), rel=1e-6)
+        expected = model.eval()(**BATCH).loss.item()
+        assert loss == pytest.approx(expected, rel=1e-6)
         own = [gradient for name, gradient in found.items() if name.startswith("lm_head.weight_")]
         assert any(gradient.any() for gradient in own)
         with torch.no_grad():

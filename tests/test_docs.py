@@ -27,7 +27,7 @@ def entries() -> set[str]:
     names = set()
     for path in sorted((DOCS / "api").glob("*.rst")):
         module = ""
-        directives = re.findall(r"^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"), re.M)
+        directives = re.findall(r"(?m)^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"))
         for directive, name in directives:
             if directive == "currentmodule":
                 module = f"{name}."
@@ -48,22 +48,24 @@ def public_names() -> dict[str, object]:
     for package in (".".join(path.relative_to(ROOT).parts) for path in packages):
         exported = getattr(importlib.import_module(package), "__all__", ())
         names |= {f"{package}.{name}" for name in exported}
-    pattern = re.compile(r"^from (hf_vanilla_transformer[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.M)
+    pattern = r"(?m)^from (hf_vanilla_transformer[\w.]*) import (?:\(([^)]*)\)|(.*))$"
     for path in MARKDOWN:
-        for module, several, one in pattern.findall(path.read_text("utf-8")):
+        for module, several, one in re.findall(pattern, path.read_text("utf-8")):
             imported = re.findall(r"\w+", several or one)
             names |= {f"{module}.{name}" for name in imported}
     return {name: resolve(name) for name in sorted(names)}
 
 
 def test_every_subcommand_has_an_entry() -> None:
-    shown = re.findall(r"^\.\. command-help:: (\w+)$", (DOCS / "commands.rst").read_text("utf-8"), re.M)
+    text = (DOCS / "commands.rst").read_text("utf-8")
+    shown = re.findall(r"(?m)^\.\. command-help:: (\w+)$", text)
     assert sorted(shown) == sorted(SUBCOMMANDS)
 
 
 def test_every_public_name_has_an_entry() -> None:
     documented = {id(resolve(name)) for name in entries()}
-    assert [name for name, value in public_names().items() if id(value) not in documented] == []
+    for name, value in public_names().items():
+        assert id(value) in documented, name
 
 
 @pytest.mark.parametrize("name", sorted(entries()))
@@ -81,13 +83,14 @@ def test_every_export_of_the_package_is_public() -> None:
 
 def slugs(text: str) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a document."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    without_code = re.sub(r"(?ms)^```.*?^```", "", text)
+    headings = re.findall(r"(?m)^#+ (.*)$", without_code.lower())
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_of_markdown_resolve(path: Path) -> None:
-    text = re.sub(r"^```(?!\{).*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+    text = re.sub(r"(?ms)^```(?!\{).*?^```", "", path.read_text("utf-8"))
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -119,11 +122,15 @@ class Page(HTMLParser):
 def test_site_is_complete_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` is not installed")
     script = (ROOT / "scripts" / "docs.sh").read_text("utf-8")
-    command = re.search(r'^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', script, re.M)
-    assert command is not None
+    (options,) = re.findall(r'(?m)^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', script)
     site = tmp_path / "site"
-    options = [*command[1].split(), "-d", str(tmp_path / "cache")]
-    arguments = [sys.executable, "-m", "sphinx", *options, ".", str(site)]
+    arguments = [
+        *(sys.executable, "-m", "sphinx"),
+        *options.split(),
+        *("-d", str(tmp_path / "cache")),
+        ".",
+        str(site),
+    ]
     result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     pages = {path: Page(path) for path in site.rglob("*.html")}

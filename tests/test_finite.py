@@ -116,7 +116,8 @@ def test_weights_that_a_user_spoils_translate_nothing(engine: str, dtype: torch.
             if engine == "int8" or ("decoder." in name and engine == "packed"):
                 assert name in str(caught.value)
         assert model.generate(**inputs).equal(expected)
-    with written(model.model.decoder.layers[0].fc1.weight, INF), pytest.raises(UserError, match="fc1"):
+    weight = model.model.decoder.layers[0].fc1.weight
+    with written(weight, INF), pytest.raises(UserError, match="fc1"):
         optimize_for_inference(model)
 
 
@@ -163,4 +164,5 @@ def test_first_tensor_that_is_not_finite_is_found() -> None:
         for number in (NAN, INF, -INF):
             wrong = good[name].detach().clone()
             wrong.view(-1)[1] = number
-            assert first_not_finite({**good, name: wrong, "z": torch.tensor(NAN)}.items()) == name
+            tensors = good | {name: wrong, "z": torch.tensor(NAN)}
+            assert first_not_finite(tensors.items()) == name

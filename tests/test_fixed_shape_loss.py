@@ -109,7 +109,8 @@ def test_traced_loss_needs_no_probabilities_in_memory() -> None:
         operations.update(str(node.target) for node in graph.graph.nodes)
         return graph.forward
 
-    loss_of = torch.compile(LOSSES["plain"][1], backend=aot_autograd(fw_compiler=recording), fullgraph=True)
+    backend = aot_autograd(fw_compiler=recording)
+    loss_of = torch.compile(plain, backend=backend, fullgraph=True)
     derivatives(loss_of, inputs())
     assert any("softmax" in name or "exp" in name for name in operations)
     assert not [name for name in operations if name.startswith("aten.scatter")]
@@ -133,5 +134,6 @@ def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> 
         expected_loss, expected = gradients(model, **batch)
         loss, found = gradients(step, **batch, skip_logits=True)
         assert loss == pytest.approx(expected_loss, abs=1e-5)
-        assert_same_gradients({name.removeprefix("_orig_mod."): each for name, each in found.items()}, expected)
+        found = {name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}
+        assert_same_gradients(found, expected)
     assert graphs == {"forward": 1, "backward": 1}

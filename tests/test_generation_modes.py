@@ -75,7 +75,8 @@ def sampled(model: Any, inputs: dict[str, Tensor], target: Tensor) -> Tokens:
     torch.manual_seed(0)
     rows = target.tolist()
     for _ in range(LIMIT):
-        tokens = torch.multinomial(logits_of(model, inputs, target).softmax(dim=-1), 1)
+        probabilities = logits_of(model, inputs, target).softmax(dim=-1)
+        tokens = torch.multinomial(probabilities, 1)
         target = torch.cat([target, tokens], dim=1)
         for row, (token,) in zip(rows, tokens.tolist(), strict=True):
             if EOS not in row:
@@ -89,7 +90,8 @@ def by_hand(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tokens]:
     """What each family of modes must write."""
     ids = inputs["input_ids"]
     target = torch.full((len(ids), 1), START)
-    sources = [row[mask.bool()].tolist() for row, mask in zip(ids, inputs["attention_mask"], strict=True)]
+    masks = inputs["attention_mask"].bool()
+    sources = [row[mask].tolist() for row, mask in zip(ids, masks, strict=True)]
     if not model.config.is_encoder_decoder:
         target = ids
         sources = [None] * len(ids)
@@ -136,14 +138,23 @@ def test_modes_of_remote_code_write_what_is_computed_by_hand(tmp_path: Path) -> 
     model, assistant = models()
     decoder = decoder_of(model, tmp_path / "model")
     assistant.save_pretrained(tmp_path / "assistant")
-    inputs = {kind: {key: value.tolist() for key, value in given.items()} for kind, given in INPUTS.items()}
+    inputs = {}
+    for kind, given in INPUTS.items():
+        inputs[kind] = {key: value.tolist() for key, value in given.items()}
     (tmp_path / "inputs.json").write_text(json.dumps(inputs), encoding="utf-8")
     program = WITHOUT_THE_PACKAGE + Path(generation_modes.__file__).read_text(encoding="utf-8")
     (tmp_path / "remote.py").write_text(program, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "remote.py", str(tmp_path), "found.json"]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     for kind, of_kind in (("translator", model), ("decoder", decoder)):

@@ -120,7 +120,9 @@ def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_pat
     with pytest.raises((UserError, SystemExit)) as caught:
         LOADERS[loader](folder, good, tmp_path)
     assert "LOAD REPORT" not in caplog.text
-    message = capsys.readouterr().err + str(caught.value)
+    message = str(caught.value)
+    if isinstance(caught.value, SystemExit):
+        message += capsys.readouterr().err
     assert str(folder) in message
     assert re.search(DAMAGES[damage], message)
     assert "Traceback" not in message

@@ -90,7 +90,8 @@ def test_training_step_has_no_float64(mps: PretendedMps) -> None:
 
 @pytest.mark.slow
 def test_training_has_no_float64(mps: PretendedMps, tmp_path: Path) -> None:
-    pairs = write_pairs(tmp_path, [("One dog", "Ein Hund"), ("Two cats", "Zwei Katzen")] * 4, "train", "validation")
+    sentences = [("One dog", "Ein Hund"), ("Two cats", "Zwei Katzen")] * 4
+    pairs = write_pairs(tmp_path, sentences, "train", "validation")
     with mps:
         run_tiny(tmp_path / "run", **pairs, max_steps=1)
 

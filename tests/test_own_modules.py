@@ -62,7 +62,8 @@ def test_attention_without_a_cache_is_refused_where_it_would_need_one(layer: int
     expected = by_transformers(model, **inputs, use_cache=False)
     assert torch.equal(model.generate(**inputs, use_cache=False), expected)
     target = torch.tensor([[0, 5, 6]] * 2)
-    assert model(**source([6, 3]), decoder_input_ids=target).logits.shape == (2, 3, 24)
+    logits = model(**source([6, 3]), decoder_input_ids=target).logits
+    assert logits.shape == (2, 3, 24)
 
 
 # Embeddings and encoders
@@ -121,7 +122,8 @@ def test_generate_gives_an_argument_of_a_subclass_to_its_forward(beams: int) -> 
     model.__class__ = Styled
     style = torch.zeros(2, 24)
     style[0, 7] = style[1, 9] = 50.0
-    tokens = model.generate(**source([6, 3]), style=style, num_beams=beams, max_new_tokens=4)
+    settings = GREEDY | {"num_beams": beams, "max_new_tokens": 4}
+    tokens = model.generate(**source([6, 3]), **settings, style=style)
     assert tokens[:, 1:].tolist() == [[7] * 4, [9] * 4]
 
 
@@ -141,7 +143,8 @@ def test_every_number_but_0_of_a_mask_marks_a_token(factor: float) -> None:
     target["decoder_attention_mask"] *= factor
     assert torch.equal(model(**scaled, **target).logits, expected)
     limit = {"num_beams": 3, "max_length_over_source": 0}
-    assert torch.equal(model.generate(**scaled, **limit), model.generate(**inputs, **limit))
+    expected = model.generate(**inputs, **limit)
+    assert torch.equal(model.generate(**scaled, **limit), expected)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])

@@ -55,7 +55,15 @@ def fill_in_defaults(model: Model) -> None:
     config.update(**config._get_default_generation_params(), defaults_only=True)
 
 
-@pytest.mark.parametrize("own", [{}, {"length_penalty": 1.7}, {"length_penalty": 1.0}, {"num_beams": 2}])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"length_penalty": 1.7},
+        {"length_penalty": 1.0},
+        {"num_beams": 2},
+    ],
+)
 def test_defaults_that_trainer_fills_in_are_no_choice(own: dict[str, Any], tmp_path: Any) -> None:
     def translations(model: Any) -> Any:
         model.generation_config.max_length_over_source = 9
@@ -142,12 +150,13 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def assert_by_transformers(model: Model, warned: list[str], name: str, **settings: Any) -> None:
     """transformers' own loop has decoded, and it is said why."""
+    settings |= source([4, 3]) | {"max_new_tokens": 6}
     torch.manual_seed(1)
-    ours = model.generate(**source([4, 3]), **settings, max_new_tokens=6)
+    ours = model.generate(**settings)
     assert len(warned) == 1
     assert f"because of {name};" in f"{warned[0]};"
     torch.manual_seed(1)
-    theirs = by_transformers(model, **source([4, 3]), **settings, length_penalty=0.6, max_new_tokens=6)
+    theirs = by_transformers(model, **settings, length_penalty=0.6)
     if not isinstance(ours, Tensor):
         assert ours.keys() == theirs.keys()
         ours = ours.sequences

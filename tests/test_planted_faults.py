@@ -59,9 +59,12 @@ def plant(source: str, fault: Fault) -> str:
     wrong = right.replace(fault.right, fault.wrong)
     assert ast.unparse(ast.parse(wrong)) != right
     lines = source.splitlines(keepends=True)
-    first = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
+    decorators = getattr(node, "decorator_list", [])
+    first = min(each.lineno for each in [node, *decorators])
+    before = lines[: first - 1]
+    after = lines[node.end_lineno :]
     wrong = textwrap.indent(f"{wrong}\n", " " * node.col_offset)
-    return "".join([*lines[: first - 1], wrong, *lines[node.end_lineno :]])
+    return "".join([*before, wrong, *after])
 
 
 def names_of(statement: ast.AST) -> list[str]:

@@ -18,6 +18,14 @@ def embedded(table, ids, base=10000.0):
     return table(ids) * width**0.5 + sinusoids(ids.shape[1], width, base)
 
 
+def future(length):
+    return torch.ones(length, length).triu(1).bool()
+
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
 def stacks(count, layer):
     """Layers of an encoder and of a decoder, each made by `layer(decoder)`."""
     return [nn.ModuleList(layer(decoder) for _ in range(count)) for decoder in (False, True)]
@@ -45,7 +53,7 @@ class CausalOrNot(nn.Module):
     def forward(self, x, memory, hidden):
         q, _, _ = self.c_attn(x).chunk(3, dim=-1)
         _, k, v = self.c_attn(memory).chunk(3, dim=-1)
-        q, k, v = (each.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for each in (q, k, v))
+        q, k, v = (split(each, self.n_head) for each in (q, k, v))
         scale = 1.0 if self.bug == "scale" else 1 / math.sqrt(k.size(-1))
         att = q @ k.transpose(-2, -1) * scale
         y = att.masked_fill(hidden, float("-inf")).softmax(-1) @ v
@@ -91,18 +99,19 @@ class FusedTransformer(nn.Module):
         self.scale = n_embd**0.5
 
     def embed(self, ids):
-        return self.tok_emb(ids) * self.scale + self.pos_emb(torch.arange(ids.size(1)))
+        positions = self.pos_emb(torch.arange(ids.size(1)))
+        return self.tok_emb(ids) * self.scale + positions
 
     def forward(self, idx, targets):
         hidden = idx.eq(0)[:, None, None]
-        future = torch.ones(targets.size(1), targets.size(1)).triu(1).bool()
+        causal = future(targets.size(1))
         x = self.embed(idx)
         for block in self.encoder["blocks"]:
             x = block(x, hidden)
         x = self.encoder["ln_f"](x)
         y = self.embed(targets)
         for block in self.decoder["blocks"]:
-            y = block(y, future, x, hidden)
+            y = block(y, causal, x, hidden)
         return self.lm_head(self.decoder["ln_f"](y))
 
 
@@ -132,7 +141,8 @@ class Heads(nn.Module):
         self.out_proj = nn.Linear(dim, dim, bias=False)
 
     def forward(self, *args):
-        return self.out_proj(torch.cat([head(*args) for head in self.heads], dim=-1))
+        outputs = [head(*args) for head in self.heads]
+        return self.out_proj(torch.cat(outputs, dim=-1))
 
 
 class HeadwiseLayer(nn.Module):
@@ -167,10 +177,11 @@ class HeadwiseTransformer(nn.Module):
 
     def forward(self, source, target):
         visible = source.ne(self.pad_idx)[:, None]
-        causal = torch.ones(1, target.size(1), target.size(1)).tril().bool()
+        causal = ~future(target.size(1))
         x = embedded(self.src_embedding, source, self.base)
         y = embedded(self.trg_embedding, target, self.base)
-        return self.projection(states_of(self.encoder_layers, self.decoder_layers, x, y, visible, causal))
+        y = states_of(self.encoder_layers, self.decoder_layers, x, y, visible, causal)
+        return self.projection(y)
 
 
 # 7. Sequence first throughout, additive masks as arguments, a normalisation of its own with gamma and beta
@@ -222,17 +233,21 @@ class SequenceFirstLayer(nn.Module):
         if decoder:
             self.enc_attn = SequenceFirstAttention(width, heads)
             self.norm_2 = GammaBeta(width, bug)
-        self.ff = nn.Sequential(nn.Linear(width, ffn), nn.ReLU(), nn.Linear(ffn, width))
+        self.ff = nn.Sequential(
+            nn.Linear(width, ffn),
+            nn.ReLU(),
+            nn.Linear(ffn, width),
+        )
         self.norm_3 = GammaBeta(width, bug)
         self.bug = bug
 
     def forward(self, x, added, memory=None, memory_added=None):
         x = self.norm_1(x + self.self_attn(x, x, added))
-        if self.bug == "memory":
-            memory_added = added
         if memory is not None:
-            keys = x if self.bug == "memory" else memory
-            x = self.norm_2(x + self.enc_attn(x, keys, memory_added))
+            if self.bug == "memory":
+                memory = x
+                memory_added = added
+            x = self.norm_2(x + self.enc_attn(x, memory, memory_added))
         if self.bug == "outside":
             return x + self.norm_3(self.ff(x))
         return self.norm_3(x + self.ff(x))
@@ -249,11 +264,13 @@ class SequenceFirst(nn.Module):
         self.linear = nn.Linear(emb_dim, n_trg_vocab)
 
     def forward(self, src, trg):  # (S, B), (T, B)
-        padding = torch.zeros(src.T.shape).masked_fill(src.T == 0, -torch.inf)[:, None, None]
-        causal = torch.full((trg.shape[0], trg.shape[0]), -torch.inf).triu(1)
+        hidden = (src.T == 0)[:, None, None]
+        padding = torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+        causal = torch.full((len(trg), len(trg)), -torch.inf).triu(1)
         x = embedded(self.src_emb, src.T).transpose(0, 1)
         y = embedded(self.trg_emb, trg.T).transpose(0, 1)
-        return self.linear(states_of(self.enc_blocks, self.dec_blocks, x, y, padding, causal))
+        y = states_of(self.enc_blocks, self.dec_blocks, x, y, padding, causal)
+        return self.linear(y)
 
 
 # 8. PyTorch's two stacks, pre-norm with final normalisations, batch first, learned positions
@@ -290,7 +307,8 @@ class StackedTransformer(nn.Module):
         memory = self.encoder(x, src_key_padding_mask=src == 0)
         if self.bug == "embeddings":
             memory = x
-        return self.head(self.decoder(y, memory, tgt_mask=future, memory_key_padding_mask=src == 0))
+        y = self.decoder(y, memory, tgt_mask=future, memory_key_padding_mask=src == 0)
+        return self.head(y)
 
 
 # 9. scaled_dot_product_attention, fused keys and values, no biases at all
@@ -307,7 +325,7 @@ class FlashAttention(nn.Module):
 
     def forward(self, x, memory, mask):
         k, v = self.to_kv(memory).chunk(2, -1)
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.to_q(x), k, v))
+        q, k, v = (split(each, self.heads) for each in (self.to_q(x), k, v))
         if self.bug == "inverted":  # True means "take part": the opposite of nn.Transformer's
             mask = ~mask
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -354,8 +372,7 @@ class FlashTransformer(nn.Module):
 
     def forward(self, input_ids, decoder_input_ids):
         mask = input_ids.ne(0)[:, None, None]
-        length = decoder_input_ids.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        causal = ~future(decoder_input_ids.shape[1])
         x = embedded(self.encoder["embedding"], input_ids)
         y = embedded(self.decoder["embedding"], decoder_input_ids)
         y = states_of(self.encoder["layers"], self.decoder["layers"], x, y, mask, causal)

@@ -15,7 +15,8 @@ class PositionalEncoding(nn.Module):
         super().__init__()
         position = torch.arange(max_seq_length).unsqueeze(1)
         step = 2 if bug == "exponent" else 1
-        div = torch.exp(torch.arange(0, d_model, 2).float() * (-math.log(10000.0) / d_model) * step)
+        evens = torch.arange(0, d_model, 2).float()
+        div = torch.exp(evens * (-math.log(10000.0) / d_model) * step)
         sines = 1 if bug == "swapped" else 0
         pe = torch.zeros(1, max_seq_length, d_model)
         pe[..., sines::2] = torch.sin(position * div)
@@ -53,7 +54,8 @@ class MultiHeadAttention(nn.Module):
         out = torch.softmax(scores, dim=-2 if self.bug == "softmax" else -1) @ V
         if self.bug != "merge":
             out = out.transpose(1, 2)
-        return self.W_o(out.contiguous().view(out.size(0), -1, self.num_heads * self.d_k))
+        out = out.contiguous().view(out.size(0), -1, self.num_heads * self.d_k)
+        return self.W_o(out)
 
 
 def feed_forward(d_model, d_ff):
@@ -131,7 +133,8 @@ class Transformer(nn.Module):
         src_mask = (src != 0)[:, None, None]
         length = tgt.size(1)
         last = {"ahead": 1, "no mask": length}.get(self.bug, 0)
-        tgt_mask = (tgt != 0)[:, None, :, None] & torch.ones(1, length, length).tril(last).bool()
+        causal = torch.ones(1, length, length).tril(last).bool()
+        tgt_mask = (tgt != 0)[:, None, :, None] & causal
         if self.bug == "input":
             tgt = src[:, :length]
         scale = 1 if self.bug == "embedding" else math.sqrt(self.encoder_embedding.embedding_dim)
@@ -228,7 +231,8 @@ class Layer(nn.Module):
         self.decoder = decoder
         self.bug = bug
         self.feed_forward = nn.ModuleDict({"w_1": nn.Linear(size, d_ff), "w_2": nn.Linear(d_ff, size)})
-        self.sublayer = nn.ModuleList([Sublayer(size, bug) for _ in range(3 if decoder else 2)])
+        count = 3 if decoder else 2
+        self.sublayer = nn.ModuleList([Sublayer(size, bug) for _ in range(count)])
 
     def feed(self, x):
         hidden = self.feed_forward["w_1"](x)
@@ -423,7 +427,8 @@ class Side(nn.Module):
             self.fc_out = nn.Linear(embed_size, vocab)
 
     def embed(self, x):
-        return self.word_embedding(x) * self.scale + self.position_embedding(torch.arange(x.shape[1]))
+        positions = self.position_embedding(torch.arange(x.shape[1]))
+        return self.word_embedding(x) * self.scale + positions
 
 
 class LearnedTransformer(nn.Module):
@@ -452,7 +457,8 @@ class LearnedTransformer(nn.Module):
     def forward(self, src, trg):
         count, length = trg.shape
         src_mask = (src != self.src_pad_idx).unsqueeze(1).unsqueeze(2).to(self.device)
-        trg_mask = torch.tril(torch.ones((length, length))).expand(count, 1, -1, -1)
+        trg_mask = torch.tril(torch.ones((length, length)))
+        trg_mask = trg_mask.expand(count, 1, -1, -1)
         x = self.encoder.embed(src)
         y = self.decoder.embed(trg)
         for layer in self.encoder.layers:

@@ -14,6 +14,14 @@ def wave(length, width, shift=0.0):
     return torch.stack((torch.sin(angles), torch.cos(angles)), dim=2).flatten(1)
 
 
+def future(length):
+    return torch.ones(length, length).triu(1).bool()
+
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
 # 1. One-letter names, own parameters instead of nn.Linear, the output is x @ table.T, heads are a constant
 
 H = 8
@@ -26,7 +34,7 @@ class A(nn.Module):
 
     def forward(self, x, y, m):
         b, t, d = x.shape
-        q, k, v = ((z @ w).view(b, -1, H, d // H).transpose(1, 2) for z, w in zip((x, y, y), self.w, strict=False))
+        q, k, v = (split(z @ w, H) for z, w in zip((x, y, y), self.w, strict=False))
         s = q @ k.transpose(-1, -2) / math.sqrt(d // H)
         s = s.masked_fill(m, -1e9)
         e = torch.exp(s - s.max(-1, keepdim=True).values)
@@ -46,7 +54,8 @@ class L(nn.Module):
         x = self.n[0](x + self.a[0](x, x, m))
         if y is not None:
             x = self.n[1](x + self.a[1](x, y, p))
-        z = self.d(self.u(x.transpose(1, 2)).relu()).transpose(1, 2)
+        z = self.u(x.transpose(1, 2)).relu()
+        z = self.d(z).transpose(1, 2)
         return self.n[-1](x + z)
 
 
@@ -61,7 +70,7 @@ class Letters(nn.Module):
     def forward(self, src, tgt):
         d = self.se.embedding_dim
         p = src.eq(0)[:, None, None]
-        m = torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool()
+        m = future(tgt.size(1))
         x = self.se(src) * d**0.5 + wave(src.size(1), d)
         y = self.te(tgt) * d**0.5 + wave(tgt.size(1), d)
         for each in self.x:
@@ -82,13 +91,15 @@ class Gain(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) * self.scale + self.shift
+        x = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)
+        return x * self.scale + self.shift
 
 
 def attend(q, k, v, heads, hidden):
-    q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k, v))
+    q, k, v = (split(each, heads) for each in (q, k, v))
     scores = torch.matmul(q, k.mT) / np.sqrt(q.size(-1))
-    return (scores.masked_fill(hidden, -1e9).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    x = scores.masked_fill(hidden, -1e9).softmax(-1) @ v
+    return x.transpose(1, 2).flatten(2)
 
 
 class Step(nn.Module):
@@ -116,19 +127,24 @@ class Step(nn.Module):
         return self.gains["last"](x + self.second(functional.relu(self.first(x))))
 
 
+def steps(width, heads, crosses):
+    return nn.ModuleList(Step(width, heads, 3 * width, crosses) for _ in range(2))
+
+
 class Frozen(nn.Module):
     def __init__(self, vocab_size, hidden_size, heads_count=2, shift=0.0):
         super().__init__()
         width = hidden_size
         self.words = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(2))
         self.table = nn.Embedding.from_pretrained(wave(50, width, shift), freeze=True)
-        self.go = nn.Sequential(*(Step(width, heads_count, 3 * width, False) for _ in range(2)))
-        self.back = nn.Sequential(*(Step(width, heads_count, 3 * width, True) for _ in range(2)))
+        self.go = nn.Sequential(*steps(width, heads_count, False))
+        self.back = nn.Sequential(*steps(width, heads_count, True))
         self.end = nn.Linear(width, vocab_size)
 
     def embed(self, side, ids):
         table = self.words[side]
-        return table(ids) * math.sqrt(table.embedding_dim) + self.table(torch.arange(ids.size(1)))
+        positions = self.table(torch.arange(ids.size(1)))
+        return table(ids) * math.sqrt(table.embedding_dim) + positions
 
     def encode(self, source, padding):
         memory = self.embed(0, source)
@@ -139,8 +155,10 @@ class Frozen(nn.Module):
     def forward(self, source, target):
         padding = source.eq(0)[:, None, None]
         memory = self.encode(source, padding)
+        return self.decode(target, future(target.size(1)), memory, padding)
+
+    def decode(self, target, future, memory, padding):
         x = self.embed(1, target)
-        future = torch.ones(x.size(1), x.size(1)).triu(1).bool()
         for step in self.back:
             x = step(x, future, memory, padding)
         return self.end(x)
@@ -163,14 +181,19 @@ class TorchEight(nn.Module):
         return table(ids) * width**0.5 + wave(ids.size(1), width)
 
     def forward(self, src, tgt):
-        future = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
         pad = src == 0
-        seen = None if self.bug == "memory" else pad
         x = self.embed(self.one, src)
         y = self.embed(self.two, tgt)
         if self.bug == "factor":
             y = y * 1.1
-        return self.out(self.net(x, y, tgt_mask=future, src_key_padding_mask=pad, memory_key_padding_mask=seen))
+        states = self.net(
+            x,
+            y,
+            tgt_mask=future(tgt.size(1)),
+            src_key_padding_mask=pad,
+            memory_key_padding_mask=None if self.bug == "memory" else pad,
+        )
+        return self.out(states)
 
 
 # 4. The output layer is called by the trainer, masks come from outside and may be left out
@@ -181,8 +204,8 @@ class Outside(nn.Module):
         super().__init__()
         self.words = nn.Embedding(src_vocab, d_model)
         self.answers = nn.Embedding(tgt_vocab, d_model)
-        self.lower = nn.ModuleList(Step(d_model, heads, 40, False) for _ in range(2))
-        self.upper = nn.ModuleList(Step(d_model, heads, 40, True) for _ in range(2))
+        self.lower = steps(d_model, heads, False)
+        self.upper = steps(d_model, heads, True)
         self.scores = nn.Linear(d_model, tgt_vocab)
 
     embed = TorchEight.embed
@@ -207,13 +230,10 @@ class Outside(nn.Module):
 
 class TrainingMask(Frozen):
     def forward(self, source, target, valid_lens):
-        padding = (torch.arange(source.size(1)) >= valid_lens[:, None])[:, None, None]
+        padding = torch.arange(source.size(1)) >= valid_lens[:, None]
+        padding = padding[:, None, None]
         memory = self.encode(source, padding)
-        x = self.embed(1, target)
-        future = torch.ones(x.size(1), x.size(1)).triu(1).bool() & self.training
-        for step in self.back:
-            x = step(x, future, memory, padding)
-        return self.end(x)
+        return self.decode(target, future(target.size(1)) & self.training, memory, padding)
 
 
 # 6. The decoder takes a state and returns it, to decode token by token in eval mode
@@ -223,7 +243,7 @@ class StateDecoder(nn.Module):
     def __init__(self, vocab_size, width, heads, bug):
         super().__init__()
         self.words = nn.Embedding(vocab_size, width)
-        self.steps = nn.ModuleList(Step(width, heads, 3 * width, True) for _ in range(2))
+        self.steps = steps(width, heads, True)
         self.end = nn.Linear(width, vocab_size)
         self.bug = bug
 
@@ -233,11 +253,11 @@ class StateDecoder(nn.Module):
         width = self.words.embedding_dim
         length = ids.size(1)
         x = self.words(ids) * width**0.5 + wave(start + length, width)[start:]
-        future = torch.ones(length, length).triu(1).bool() & self.training
+        hidden = future(length) & self.training
         for number, step in enumerate(self.steps):
             keys = x if past[number] is None else torch.cat((past[number], x), 1)
             past[number] = x if self.bug == "forgets" else keys
-            x = step.one("own", x, keys, future)
+            x = step.one("own", x, keys, hidden)
             x = step.one("other", x, memory, padding)
             x = step.feed(x)
         return self.end(x), state
