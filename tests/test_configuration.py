@@ -59,9 +59,13 @@ def test_presets_have_the_values_of_table_3(name: str) -> None:
     for stack in (translator.get_encoder(), translator.get_decoder()):
         assert len(stack.layers) == row["N"]
         for layer in stack.layers:
-            assert layer.fc1.weight.shape == (row["d_ff"], row["d_model"])
-            assert layer.self_attn.q_proj.weight.shape == (row["h"] * row["d_k"], row["d_model"])
-            assert layer.self_attn.v_proj.weight.shape == (row["h"] * row["d_v"], row["d_model"])
+            rows = {
+                layer.fc1: row["d_ff"],
+                layer.self_attn.q_proj: row["h"] * row["d_k"],
+                layer.self_attn.v_proj: row["h"] * row["d_v"],
+            }
+            for linear, count in rows.items():
+                assert linear.weight.shape == (count, row["d_model"])
     assert config.encoder_attention_heads == config.decoder_attention_heads == row["h"]
     assert config.dropout == row["P_drop"]
     assert config.label_smoothing == row["ε_ls"]
@@ -130,7 +134,8 @@ def test_field_of_wrong_type_is_refused(field: str, value: object) -> None:
 def test_head_dims_allow_an_indivisible_d_model() -> None:
     config = tiny_config(d_model=30, head_dim=5, value_head_dim=7)
     model = VanillaTransformerForConditionalGeneration(config)
-    assert model.model.encoder.layers[0].self_attn.out_proj.weight.shape == (30, 4 * 7)
+    first, *_ = model.get_encoder().layers
+    assert first.self_attn.out_proj.weight.shape == (30, 4 * 7)
 
 
 def test_pre_norm_ends_each_stack_with_a_normalisation() -> None:

@@ -51,7 +51,14 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("command", "status"), [(lambda: None, 0), (lambda: 3, 3), (interrupt, 130)])
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (lambda: None, 0),
+        (lambda: 3, 3),
+        (interrupt, 130),
+    ],
+)
 def test_command_ends_with_its_own_status(command, status, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")  # the first rank tells it
     with pytest.raises(SystemExit) as ended:
@@ -184,6 +191,8 @@ def test_number_out_of_its_range_is_named(kind, right, wrong, needed):
 def test_whole_numbers_from_1_are_accepted():
     errors.check_at_least_one(a=None, b=1, c=np.int64(7))
     for value in (0, -1, np.int64(0)):
-        assert error_of(errors.check_at_least_one, b=1, a=value) == f"a: must be at least 1, not {value}"
+        line = error_of(errors.check_at_least_one, b=1, a=value)
+        assert line == f"a: must be at least 1, not {value}"
     for value in (1.5, "2"):
-        assert error_of(errors.check_at_least_one, a=value) == f"a: must be a whole number, not {value!r}"
+        line = error_of(errors.check_at_least_one, a=value)
+        assert line == f"a: must be a whole number, not {value!r}"

@@ -86,7 +86,8 @@ def test_limit_of_the_caller_wins(settings: dict, length: int, in_config: bool) 
     if in_config:
         config = GenerationConfig(**settings, decoder_start_token_id=START)
         settings = {"generation_config": config}
-    assert endless_model().generate(**source([4, 3]), **settings).shape[1] == length
+    tokens = endless_model().generate(**source([4, 3]), **settings)
+    assert tokens.shape[1] == length
 
 
 def test_limit_of_the_models_own_generation_config_wins() -> None:
@@ -124,7 +125,8 @@ def test_generation_config_is_saved(tmp_path: Path) -> None:
     assert "length_penalty" not in saved, "it would have Hugging Face's meaning"
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path).eval()
     assert loaded.generation_config.num_beams == 4
-    assert loaded.generate(**source([6, 3])).tolist() == model.generate(**source([6, 3])).tolist()
+    found, expected = (each.generate(**source([6, 3])) for each in (loaded, model))
+    assert found.tolist() == expected.tolist()
 
 
 def test_special_tokens_come_from_the_configuration() -> None:

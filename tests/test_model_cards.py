@@ -103,7 +103,7 @@ def test_recipe_is_that_of_the_repository(path: Path, text: str) -> None:
     file = REPOSITORY / "scripts" / "recipes" / f"{path.stem}.yaml"
     recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
     arguments = shlex.split(block(text, "bash"))
-    flags = {each.removeprefix("--").split("=")[0] for each in arguments if each.startswith("--")}
+    flags = set(re.findall(r"(?m)^--(\w+)", "\n".join(arguments)))
     same = [name for name in recipe if name in given and name not in flags]
     assert len(same) > 15
     for name in same:
