@@ -31,7 +31,9 @@ def redundant(cases: list[pytest.Item]) -> list[pytest.Item]:
 
     def usefulness(case: pytest.Item) -> tuple[int, int]:
         """New combinations first, then values that few chosen cases have."""
-        return len(combinations_of[case] & missing), -sum(uses[value] for value in values_of(case))
+        new = combinations_of[case] & missing
+        often = sum(uses[value] for value in values_of(case))
+        return len(new), -often
 
     while missing:
         best = max(cases, key=usefulness)
@@ -46,7 +48,8 @@ def combinations_in(case: pytest.Item) -> set[Values]:
     assert marker is not None
     (size,) = marker.args
     values = values_of(case)
-    return set(map(frozenset, combinations(values, min(size, len(values)))))
+    size = min(size, len(values))
+    return set(map(frozenset, combinations(values, size)))
 
 
 def values_of(case: pytest.Item) -> list[tuple[str, str]]:

@@ -61,13 +61,27 @@ class Interpreter:
         env = dict(os.environ if env is None else env)
         command = [str(argument) for argument in arguments]
         if not (hasattr(os, "fork") and self.has_read(env)):
-            settings: dict[str, Any] = {"cwd": cwd, "env": env, "input": input, "timeout": seconds}
-            return subprocess.run([sys.executable, *command], capture_output=True, text=True, **settings)
+            return subprocess.run(
+                [sys.executable, *command],
+                capture_output=True,
+                text=True,
+                cwd=cwd,
+                env=env,
+                input=input,
+                timeout=seconds,
+            )
         with tempfile.TemporaryDirectory() as folder:
             paths = [Path(folder, name) for name in FILES]
             given, *written = paths
             given.write_text(input, encoding="utf-8")
-            status = self._answer([command, env, str(cwd or Path.cwd()), list(map(str, paths)), seconds])
+            request = [
+                command,
+                env,
+                str(cwd or Path.cwd()),
+                list(map(str, paths)),
+                seconds,
+            ]
+            status = self._answer(request)
             output, errors = (file.read_text(encoding="utf-8", errors="replace") for file in written)
         return subprocess.CompletedProcess([sys.executable, *command], status, output, errors)
 
@@ -79,9 +93,15 @@ class Interpreter:
 
     def _answer(self, request: list[Any]) -> int:
         if self._process is None:
-            environment = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._process = subprocess.Popen([sys.executable, __file__], env=environment, text=True, **pipes)
+            environment = dict(self._environment)
+            environment.pop("PYTHONPATH", None)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__],
+                env=environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
@@ -122,7 +142,8 @@ def become_new(environment: dict[str, str], folder: str, files: list[str], secon
     tempfile.tempdir = None
     sys.modules["numpy"].random.seed()
     for stream, file in enumerate(files):
-        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND if stream else os.O_RDONLY)
+        to_write = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        opened = os.open(file, to_write if stream else os.O_RDONLY)
         os.dup2(opened, stream)
         os.close(opened)
 
@@ -131,7 +152,8 @@ def run_program(arguments: list[str]) -> None:
     """Run what the arguments of `python` name."""
     isolated = arguments[0] == "-I"
     first, *others = arguments[isolated:]
-    folder = {"-c": "", "-m": os.getcwd()}.get(first, str(Path(first).resolve().parent))
+    folders = {"-c": "", "-m": os.getcwd()}
+    folder = folders.get(first, str(Path(first).resolve().parent))
     if not isolated:
         more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [folder, *filter(None, more)]

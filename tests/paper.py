@@ -14,7 +14,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerConfig
 
-Weights = dict[str, np.ndarray]  # by our parameters' names
+Array = np.ndarray
+Weights = dict[str, Array]  # by our parameters' names
 
 ERF = np.vectorize(math.erf, otypes=[float])
 ACTIVATIONS = {
@@ -26,10 +27,11 @@ ACTIVATIONS = {
 
 
 def weights_of(module: torch.nn.Module) -> Weights:
-    return {name: p.detach().double().numpy() for name, p in module.named_parameters(remove_duplicate=False)}
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {name: each.detach().double().numpy() for name, each in parameters}
 
 
-def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.ndarray:
+def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> Array:
     """§3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos(the same)."""
     if layout == "sinusoidal_fairseq":
         return fairseq_position(pos, d_model)
@@ -44,7 +46,7 @@ def paper_position(pos: int, d_model: int, layout: str = "sinusoidal") -> np.nda
     return position
 
 
-def fairseq_position(pos: int, d_model: int) -> np.ndarray:
+def fairseq_position(pos: int, d_model: int) -> Array:
     """fairseq's `SinusoidalPositionalEmbedding`, row `pos` of its table. Undefined where d_model is below 4.
 
     With half = d_model // 2, the angle of column i is pos · exp(-i · log(10000) / (half - 1)). The sines of all angles
@@ -53,22 +55,24 @@ def fairseq_position(pos: int, d_model: int) -> np.ndarray:
     half = d_model // 2
     step = math.log(10000) / (half - 1)
     angles = pos * np.exp(-step * np.arange(half))
-    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros(d_model % 2)])
+    rest = np.zeros(d_model % 2)
+    return np.concatenate([np.sin(angles), np.cos(angles), rest])
 
 
-def paper_positions(length: int, config: VanillaTransformerConfig) -> np.ndarray:
+def paper_positions(length: int, config: VanillaTransformerConfig) -> Array:
     """The positions of a sentence (length, D); fairseq's first token has position pad_token_id + 1."""
     layout = config.position_encoding_type
     first = config.pad_token_id + 1 if layout == "sinusoidal_fairseq" else 0
-    return np.stack([paper_position(first + i, config.d_model, layout) for i in range(length)])
+    positions = range(first, first + length)
+    return np.stack([paper_position(pos, config.d_model, layout) for pos in positions])
 
 
-def paper_softmax(scores: np.ndarray) -> np.ndarray:
+def paper_softmax(scores: Array) -> Array:
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def paper_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray | None = None) -> np.ndarray:
+def paper_attention(q: Array, k: Array, v: Array, visible: Array | None = None) -> Array:
     """Eq. 1, softmax(Q K^T / sqrt(d_k)) V, with -inf where a connection is illegal (§3.2.3)."""
     scores = q @ k.T / math.sqrt(q.shape[-1])
     if visible is not None:
@@ -76,18 +80,18 @@ def paper_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.nda
     return paper_softmax(scores) @ v
 
 
-def linear(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+def linear(w: Weights, name: str, x: Array) -> Array:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
 
 
 def paper_multi_head(
     w: Weights,
     name: str,
-    x: np.ndarray,
-    y: np.ndarray,
+    x: Array,
+    y: Array,
     heads: int,
-    visible: np.ndarray | None = None,
-) -> np.ndarray:
+    visible: Array | None = None,
+) -> Array:
     """§3.2.2: Concat(head_1 … head_h) W^O, head_i = Attention(x W_i^Q, y W_i^K, y W_i^V)."""
     q = np.split(linear(w, f"{name}.q_proj", x), heads, axis=1)
     k = np.split(linear(w, f"{name}.k_proj", y), heads, axis=1)
@@ -96,20 +100,20 @@ def paper_multi_head(
     return linear(w, f"{name}.out_proj", np.concatenate(outputs, axis=1))
 
 
-def paper_layer_norm(w: Weights, name: str, x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+def paper_layer_norm(w: Weights, name: str, x: Array, eps: float = 1e-5) -> Array:
     """Ba et al. 2016, the paper's reference: (x - mean) / sqrt(variance) · gain + bias."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = (centred**2).mean(axis=-1, keepdims=True)
     return centred / np.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
-def paper_ffn(w: Weights, name: str, x: np.ndarray, activation: str = "relu") -> np.ndarray:
+def paper_ffn(w: Weights, name: str, x: Array, activation: str = "relu") -> Array:
     """Eq. 2: max(0, x W_1 + b_1) W_2 + b_2."""
     hidden = linear(w, f"{name}.fc1", x)
     return linear(w, f"{name}.fc2", ACTIVATIONS[activation](hidden))
 
 
-def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> np.ndarray:
+def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> Array:
     """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1
     learned = w.get(f"{name}.embed_positions.weight")  # Table 3, row E
@@ -120,10 +124,10 @@ def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTra
 def paper_add_and_norm(
     w: Weights,
     name: str,
-    x: np.ndarray,
-    sublayer: Callable[[np.ndarray], np.ndarray],
+    x: Array,
+    sublayer: Callable[[Array], Array],
     config: VanillaTransformerConfig,
-) -> np.ndarray:
+) -> Array:
     """§3.1: LayerNorm(x + Sublayer(x)). Pre-norm (Wang et al. 2019, arXiv 1906.01787): x + Sublayer(LayerNorm(x))."""
     if config.layer_norm_position == "pre":
         return x + sublayer(paper_layer_norm(w, name, x, config.layer_norm_eps))
@@ -135,26 +139,24 @@ def paper_stack(
     name: str,
     tokens: list[int],
     config: VanillaTransformerConfig,
-    memory: np.ndarray | None = None,
-) -> np.ndarray:
+    memory: Array | None = None,
+) -> Array:
     """Figure 1: the encoder, or with its output the decoder."""
     kind = "encoder" if memory is None else "decoder"
     heads = getattr(config, f"{kind}_attention_heads")
-    visible = None
-    if memory is not None:
-        visible = np.tril(np.ones((len(tokens), len(tokens)), dtype=bool))
+    visible = None if memory is None else np.tri(len(tokens), dtype=bool)
     x = paper_embedding(w, name, tokens, config)
     for i in range(getattr(config, f"{kind}_layers")):
         layer = f"{name}.layers.{i}"
 
-        def attend(x: np.ndarray, layer: str = layer) -> np.ndarray:
+        def attend(x: Array, layer: str = layer) -> Array:
             return paper_multi_head(w, f"{layer}.self_attn", x, x, heads, visible)
 
-        def attend_to_source(x: np.ndarray, layer: str = layer) -> np.ndarray:
+        def attend_to_source(x: Array, layer: str = layer) -> Array:
             assert memory is not None
             return paper_multi_head(w, f"{layer}.cross_attn", x, memory, heads)
 
-        def feed(x: np.ndarray, layer: str = layer) -> np.ndarray:
+        def feed(x: Array, layer: str = layer) -> Array:
             return paper_ffn(w, layer, x, config.activation_function)
 
         x = paper_add_and_norm(w, f"{layer}.self_attn_layer_norm", x, attend, config)
@@ -167,8 +169,8 @@ def paper_stack(
 
 
 class PaperOutput(NamedTuple):
-    memory: np.ndarray  # (S, D)
-    logits: np.ndarray  # (T, V)
+    memory: Array  # (S, D)
+    logits: Array  # (T, V)
     loss: float  # the sum of the tokens' cross-entropies
 
 

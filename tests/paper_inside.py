@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tests import paper
+from tests.paper import Array
 
 
 def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -> dict[str, Any]:
@@ -15,14 +16,14 @@ def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -
     w = paper.weights_of(model)
     softmax = paper.paper_softmax
     add_and_norm = paper.paper_add_and_norm
-    scores: list[np.ndarray] = []
-    states: list[np.ndarray] = []
+    scores: list[Array] = []
+    states: list[Array] = []
 
-    def kept_softmax(x: np.ndarray) -> np.ndarray:
+    def kept_softmax(x: Array) -> Array:
         scores.append(x)
         return softmax(x)
 
-    def kept_add_and_norm(*arguments: Any) -> np.ndarray:
+    def kept_add_and_norm(*arguments: Any) -> Array:
         states.append(add_and_norm(*arguments))
         return states[-1]
 
@@ -32,7 +33,7 @@ def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -
     ):
         paper.paper_translation(model, source, target)
 
-    def stack(name: str, scores: Any, tokens: list[int], states: list[np.ndarray]) -> dict[str, np.ndarray]:
+    def stack(name: str, scores: Any, tokens: list[int], states: list[Array]) -> dict[str, Array]:
         first = paper.paper_embedding(w, f"model.{name}", tokens, config)
         scale = config.d_model**0.5 if config.scale_embedding else 1
         return {
@@ -54,7 +55,7 @@ def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -
     }
 
 
-def by_heads(scores: list[np.ndarray], heads: int) -> list[list[np.ndarray]]:
+def by_heads(scores: list[Array], heads: int) -> list[list[Array]]:
     return [scores[i : i + heads] for i in range(0, len(scores), heads)]
 
 

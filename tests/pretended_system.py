@@ -163,7 +163,10 @@ def _open_files() -> set[str]:
         except OSError:  # closed
             continue
     with OPEN_TEXT("/proc/self/maps", encoding="utf-8") as lines:
-        found |= {line.split(maxsplit=5)[5].rstrip() for line in lines if "/" in line}
+        for line in lines:
+            if "/" in line:
+                *_, path = line.split(maxsplit=5)
+                found.add(path.rstrip())
     return found
 
 
@@ -180,8 +183,10 @@ def _refuse_open(path: Any, dir_fd: int | None = None) -> None:
 def _refuse_name(path: Any) -> None:
     """Refuse a name that no file of Windows has."""
     name = os.path.basename(os.fsdecode(path))
-    stem = name.split(".")[0].rstrip().upper()
-    if stem in RESERVED or set(name) & FORBIDDEN or (name.strip(".") and name.endswith((".", " "))):
+    stem, _, _ = name.partition(".")
+    is_reserved = stem.rstrip().upper() in RESERVED
+    ends_wrong = name.strip(".") and name.endswith((".", " "))
+    if is_reserved or ends_wrong or set(name) & FORBIDDEN:
         raise OSError(errno.EINVAL, "[WinError 123] the file name is incorrect", str(path))
 
 
@@ -264,7 +269,12 @@ def run(arguments: list[str]) -> Any:
     has_ended = threading.Event()
     if arguments[0] == "serve" and "--port" in arguments:
         port = arguments[arguments.index("--port") + 1]
-        threading.Thread(target=_ask_then_stop, args=(port, answers, has_ended), daemon=True).start()
+        request = threading.Thread(
+            target=_ask_then_stop,
+            args=(port, answers, has_ended),
+            daemon=True,
+        )
+        request.start()
     try:
         main(arguments)
     except SystemExit as leaving:
@@ -281,5 +291,6 @@ if __name__ in ("__main__", "__mp_main__") and len(sys.argv) == 4:
     if sys.argv[1] != "linux":
         pretend(pytest.MonkeyPatch(), sys.argv[1])
     if __name__ == "__main__":
-        results = [run(each) for each in json.loads(sys.argv[3])]
-        Path(sys.argv[2]).write_text(json.dumps(results), encoding="utf-8")
+        _, _, file, commands = sys.argv
+        results = [run(each) for each in json.loads(commands)]
+        Path(file).write_text(json.dumps(results), encoding="utf-8")

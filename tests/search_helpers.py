@@ -104,7 +104,10 @@ def naive_search(
 
 @torch.no_grad()
 def naive_greedy_search(
-    models: list[Model], source_ids: list[int] | None, longest: int, prefix: Sequence[int] = (START,)
+    models: list[Model],
+    source_ids: list[int] | None,
+    longest: int,
+    prefix: Sequence[int] = (START,),
 ) -> list[int]:
     """The most probable token, again and again."""
     hypothesis = list(prefix)
@@ -122,5 +125,6 @@ def _mean_probabilities(models: list[Model], source_ids: list[int] | None, hypot
     if source_ids is not None:
         source = torch.tensor([source_ids] * len(hypotheses))
         inputs = {"input_ids": source, "decoder_input_ids": inputs["input_ids"]}
-    logits = [model(**inputs, use_cache=False).logits[:, -1].double() for model in models]
-    return torch.stack(logits).softmax(dim=-1).mean(dim=0)
+    outputs = [model(**inputs, use_cache=False) for model in models]
+    logits = torch.stack([output.logits[:, -1] for output in outputs])
+    return logits.double().softmax(dim=-1).mean(dim=0)

@@ -52,6 +52,7 @@ def test_cpu_without_a_model_name_is_that_of_the_platform(text: str | None, monk
 
 def test_versions_are_those_of_the_installed_packages() -> None:
     found = versions("pytest", "no-such-package")
-    assert found["torch"] == importlib.metadata.version("torch") and found["pytest"] == pytest.__version__
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["pytest"] == pytest.__version__
     assert {"python", "hf_vanilla_transformer", "transformers", "sacrebleu"} <= set(found)
     assert "no-such-package" not in found
