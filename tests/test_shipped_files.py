@@ -23,8 +23,8 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
-from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, randomise, sentences, tiny_config
-from tests.search_helpers import source, varied_model
+from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, padded, randomise, sentences, tiny_config
+from tests.search_helpers import varied_model
 
 PACKAGE = Path(hf_vanilla_transformer.__file__).parent
 ROLES = (
@@ -150,8 +150,9 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     save_tokenizers(folder, tokenizer)
     repository = "somebody/translator-1.0"  # a dot, which the name of a Python module cannot have
     put_into_hub_cache(folder, tmp_path / "home", repository)
-    inputs = source([6, 3, 9, 2, 12])
-    batch = inputs | {"decoder_input_ids": torch.tensor(sentences([5] * 5, 24, seed=1))}
+    ids = padded(sentences([6, 3, 9, 2, 12], 320))
+    inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+    batch = inputs | {"decoder_input_ids": torch.tensor(sentences([5] * 5, 320, seed=1))}
     (tmp_path / "remote.py").write_text(WITHOUT_THE_PACKAGE + REMOTE, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "remote.py"]
