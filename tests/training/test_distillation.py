@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
@@ -23,9 +22,9 @@ from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import assert_same_gradients, error_of, gradients, tiny_model, translation_batch
 from tests.trainer_helpers import (
     DESCENT,
-    QUIET,
     collate,
     flat,
+    make_trainer,
     numpy_log_softmax,
     random_pairs,
     relative_error,
@@ -34,7 +33,12 @@ from tests.trainer_helpers import (
 
 
 def numpy_loss(
-    student: Any, teachers: Any, labels: Any, smoothing: float, weight: float, top: int | None = None
+    student: Any,
+    teachers: Any,
+    labels: Any,
+    smoothing: float,
+    weight: float,
+    top: int | None = None,
 ) -> float:
     """The sum over positions, term by term, in float64."""
     total = 0.0
@@ -71,31 +75,33 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("sizes", "top"), [((6,), None), ((6, 5), None), ((6, 5), 4)])
 def test_distillation_loss_matches_its_definition(weight, smoothing, sizes, top):
     torch.manual_seed(0)
-    states, lm_head, labels = torch.randn(3, 7, 8), torch.nn.Linear(8, 13), torch.randint(0, 13, (3, 7))
-    teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]
+    states = torch.randn(3, 7, 8)
+    lm_head = torch.nn.Linear(8, 13)
+    labels = torch.randint(0, 13, (3, 7))
     labels[0, 3:] = labels[2, 0] = -100
+    teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]
     distributions: Any = FullDistributions(teachers)
     if top is not None:
         t = distributions.at(torch.arange(21), torch.float32).rows(slice(None)).t  # (21, 13)
         best = t.topk(top)
         distributions = TopDistributions(best.indices, best.values / best.values.sum(dim=1, keepdim=True))
     objective = DistillationObjective(distributions, weight)
-    taught = [as_rows(head(each)) for each, head in teachers]
-    rows = as_rows(lm_head(states)), taught, labels.flatten().numpy()
-    expected, plain = numpy_loss(*rows, smoothing, weight, top), numpy_loss(*rows, 0.0, 0.0)
+    rows = (
+        as_rows(lm_head(states)),
+        [as_rows(head(each)) for each, head in teachers],
+        labels.flatten().numpy(),
+    )
+    expected = numpy_loss(*rows, smoothing, weight, top)
+    plain = numpy_loss(*rows, smoothing=0.0, weight=0.0)
     collected = []
-    for logits in (lm_head(states), None):
+    for with_logits in (True, False):
         hidden = states.clone().requires_grad_()
-        lm_head.zero_grad()
-        given = None if logits is None else lm_head(hidden)
-        loss, logged = objective(hidden, given, lm_head, labels, smoothing, 50)
+        logits = lm_head(hidden) if with_logits else None
+        loss, logged = objective(hidden, logits, lm_head, labels, smoothing, 50)
         assert loss.item() == pytest.approx(expected / 50, rel=1e-6)
         assert logged.item() == pytest.approx(plain / 50, rel=1e-6)
-        loss.backward()
-        assert hidden.grad is not None and lm_head.weight.grad is not None and lm_head.bias.grad is not None
-        collected.append(
-            {"hidden": hidden.grad, "weight": lm_head.weight.grad.clone(), "bias": lm_head.bias.grad.clone()}
-        )
+        derivatives = torch.autograd.grad(loss, (hidden, lm_head.weight, lm_head.bias))
+        collected.append(dict(zip(("hidden", "weight", "bias"), derivatives, strict=True)))
     assert_same_gradients(*collected, tolerance=1e-6)
 
 
@@ -109,26 +115,42 @@ def test_teacher_that_equals_its_student_leaves_only_the_cross_entropy(tmp_path:
     assert_same_gradients(actual, {name: each / 2 for name, each in expected.items()})
 
 
-def update(teacher: Path, size: int, steps: int, folder: Path, model: Any, **settings: Any) -> Any:
-    split = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "teacher": [str(teacher)]}
-    return trained(folder, None, model, **DESCENT | {"learning_rate": 0.5, "max_steps": 2} | split | settings)
+def update(
+    teacher: Path,
+    size: int,
+    steps: int,
+    folder: Path,
+    model: Any,
+    **settings: Any,
+) -> Any:
+    given: dict[str, Any] = {
+        **DESCENT,
+        "learning_rate": 0.5,
+        "max_steps": 2,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": steps,
+        "teacher": [str(teacher)],
+    }
+    return trained(folder, None, model, **given | settings).model
 
 
 @pytest.mark.parametrize("top", [0, 3])
 def test_distillation_update_is_the_same_in_1_or_8_batches(tmp_path: Path, top: int) -> None:
     tiny_model(5, d_model=16).save_pretrained(tmp_path / "teacher")
     before = flat(tiny_model(label_smoothing=0.1))
-    whole, split = (
-        flat(update(tmp_path / "teacher", *sizes, tmp_path, tiny_model(label_smoothing=0.1), teacher_top=top).model)
-        - before
-        for sizes in ((32, 1), (4, 8))
-    )
+
+    def change(size: int, steps: int) -> torch.Tensor:
+        student = tiny_model(label_smoothing=0.1)
+        return flat(update(tmp_path / "teacher", size, steps, tmp_path, student, teacher_top=top)) - before
+
+    whole = change(32, 1)
     assert whole.norm() > 0.01
-    assert relative_error(split, whole) <= 1e-5
+    assert relative_error(change(4, 8), whole) <= 1e-5
 
 
 def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
-    model, pairs = tiny_model(5), random_pairs(300)
+    model = tiny_model(5)
+    pairs = random_pairs(300)
     for number, place in ((41, 0), (42, 1), (43, 0)):
         pairs[number]["labels"] = [5, 6, 7, 2]
         pairs[number]["labels"][place] = -100
@@ -148,17 +170,28 @@ def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
 
 
 def test_student_approaches_its_teacher(tmp_path: Path) -> None:
-    teacher, batch = tiny_model(5), collate(random_pairs(32))
+    teacher = tiny_model(5)
     teacher.save_pretrained(tmp_path / "teacher")
+    batch = collate(random_pairs(32))
 
+    @torch.no_grad()
     def divergence(model: Any) -> float:
-        with torch.no_grad():
-            theirs, ours = (each.eval()(**batch).logits.log_softmax(-1) for each in (teacher, model))
+        theirs = teacher.eval()(**batch).logits.log_softmax(-1)
+        ours = model.eval()(**batch).logits.log_softmax(-1)
         return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
 
-    settings = {"teacher_weight": 1.0, "max_steps": 30, "learning_rate": 0.05, "optim": "adamw_torch"}
-    trainer = update(tmp_path / "teacher", 32, 1, tmp_path, tiny_model(1), **settings)
-    assert divergence(trainer.model) < 0.5 * divergence(tiny_model(1))
+    student = update(
+        tmp_path / "teacher",
+        32,
+        1,
+        tmp_path,
+        tiny_model(1),
+        teacher_weight=1.0,
+        max_steps=30,
+        learning_rate=0.05,
+        optim="adamw_torch",
+    )
+    assert divergence(student) < 0.5 * divergence(tiny_model(1))
 
 
 def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -187,21 +220,25 @@ def test_teacher_with_another_tokenizer_of_the_same_size_is_refused(tmp_path: Pa
     """The same ids mean other words: of the two runs' tokenizers, either side is compared."""
     texts = ["one two three four", "eins zwei drei vier"]
     first, second = (train_tokenizer([text] * 9, 270, min_frequency=1) for text in texts)
+    save_tokenizers(tmp_path, first, second)
     sizes = {"vocab_size": 270, "decoder_vocab_size": 270, "share_encoder_decoder_embeddings": False}
-    teacher = tiny_model(1, **sizes)
-    teacher.save_pretrained(tmp_path)
-    arguments = Arguments(output_dir=str(tmp_path / "run"), teacher=[str(tmp_path)], teacher_top=0, **QUIET)
+    student = tiny_model(1, **sizes)
+    student.save_pretrained(tmp_path)
 
     def trainer(source: Any, target: Any) -> Any:
-        return VanillaTransformerTrainer(
-            tiny_model(2, **sizes), arguments, processing_class=source, target_tokenizer=target
+        return make_trainer(
+            tmp_path / "run",
+            model=student,
+            processing_class=source,
+            target_tokenizer=target,
+            teacher=[str(tmp_path)],
+            teacher_top=0,
         )
 
-    save_tokenizers(tmp_path, first, second)
     again = (train_tokenizer([text] * 9, 270, min_frequency=1) for text in texts)
     trainer(*again)  # other objects with the same effect
     for pair in ((first, first), (second, second), (second, first)):
         with pytest.raises(UserError, match="^teacher .* tokenizer"):
             trainer(*pair)
     with pytest.raises(UserError, match="^teacher .* tokenizer"):
-        Teacher([tmp_path], 0.5, teacher, (second, second))
+        Teacher([tmp_path], 0.5, student, (second, second))

@@ -1,7 +1,6 @@
 """A run chooses fields by the number of its training pairs and updates by its minutes, and keeps both at a resume."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,49 +44,62 @@ def pairs(tmp_path):
     return write
 
 
+def saved_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
 def width(folder):
-    return json.loads((Path(folder) / "config.json").read_text())["d_model"]
+    return saved_config(folder)["d_model"]
 
 
-@pytest.mark.parametrize(("count", "expected"), [(4, 8), (5, 24), (12, 24), (13, 24)])
-def test_fields_follow_the_number_of_pairs(tmp_path, recipe, pairs, capsys, count, expected):
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(count), max_steps=1)
+@pytest.mark.parametrize(
+    ("count", "fields", "expected", "printed"),
+    [
+        (4, {}, 8, "d_model=8"),
+        (5, {}, 24, "d_model=24"),
+        (12, {}, 24, "d_model=24"),
+        (13, {}, 24, "d_model=24"),
+        (3, {"train_weights": 5}, 8, "d_model=8"),  # the weights of inputs do not count
+        (12, {"d_model": 32}, 32, "dropout=0.3"),  # flags win
+    ],
+)
+def test_fields_follow_the_number_of_pairs(tmp_path, recipe, pairs, capsys, count, fields, expected, printed):
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN | fields, **pairs(count), max_steps=1)
     assert width(tmp_path / "run") == expected
-    printed = capsys.readouterr().out
-    assert f"d_model={expected}" in printed and ("few" in printed) == (expected == 8)
+    output = capsys.readouterr().out
+    assert printed in output
+    assert ("d_model=" in output) == ("d_model" not in fields)
+    assert ("few" in output) == (expected == 8)
     card = (tmp_path / "run" / "README.md").read_text()
-    assert f"d_model: {expected}" in card and "by_pairs" not in card
-
-
-def test_weights_of_inputs_do_not_count(tmp_path, recipe, pairs):
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(3), train_weights=5, max_steps=1)
-    assert width(tmp_path / "run") == 8
-
-
-def test_flags_win(tmp_path, recipe, pairs, capsys):
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN | {"d_model": 32}, **pairs(12), max_steps=1)
-    assert width(tmp_path / "run") == 32
-    printed = capsys.readouterr().out
-    assert "dropout=0.3" in printed and "d_model=" not in printed
+    assert f"d_model: {expected}" in card
+    assert "by_pairs" not in card
 
 
 def test_resumed_run_keeps_its_fields(tmp_path, recipe, pairs):
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(4), max_steps=5)
-    more = {**pairs(12), "ignore_data_skip": True, "resume_from_checkpoint": True}
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **more, max_steps=10)
-    assert width(tmp_path / "run") == 8
-    moved = {8 if limit == 4 else limit: row for limit, row in ROWS.items()}
-    message = error_of(run_tiny, tmp_path / "run", recipe(moved), **TRAIN, **more, max_steps=15)
-    assert "d_model" in message and "checkpoint-10" in message
+    folder = tmp_path / "run"
+    run_tiny(folder, recipe(ROWS), **TRAIN, **pairs(4), max_steps=5)
+    more = {
+        **TRAIN,
+        **pairs(12),
+        "ignore_data_skip": True,
+        "resume_from_checkpoint": True,
+    }
+    run_tiny(folder, recipe(ROWS), **more, max_steps=10)
+    assert width(folder) == 8
+    moved = {8: ROWS[4], 12: ROWS[12]}
+    message = error_of(run_tiny, folder, recipe(moved), **more, max_steps=15)
+    assert "d_model" in message
+    assert "checkpoint-10" in message
 
 
 def test_fine_tuning_refuses_a_size_that_its_base_does_not_have(tmp_path, recipe, pairs):
-    files, base = pairs(12), tmp_path / "base"
-    run_tiny(base, **TRAIN | {"d_model": 16}, **files, max_steps=1)
-    settings = {**TRAIN, **files, "model_name_or_path": base, "max_steps": 1}
-    size = json.loads((base / "config.json").read_text())["vocab_size"]
-    message = error_of(run_tiny, tmp_path / "tuned", recipe(ROWS), **settings, vocab_size=size)
-    assert "d_model: 24" in message and "16" in message
+    base = tmp_path / "base"
+    settings = {**TRAIN, **pairs(12), "max_steps": 1}
+    run_tiny(base, **settings | {"d_model": 16})
+    settings |= {"model_name_or_path": base, "vocab_size": saved_config(base)["vocab_size"]}
+    message = error_of(run_tiny, tmp_path / "tuned", recipe(ROWS), **settings)
+    assert "d_model: 24" in message
+    assert "16" in message
 
 
 @pytest.mark.parametrize(
@@ -112,7 +124,8 @@ def test_wrong_rows_are_refused(recipe, rows, fields, parts):
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of a run. `seconds` gives those of an update from the number of updates before it."""
-    clock, original = SimpleNamespace(now=0.0, seconds=lambda updates: 0.0), callbacks.FitThreads.on_step_begin
+    clock = SimpleNamespace(now=0.0, seconds=lambda updates: 0.0)
+    original = callbacks.FitThreads.on_step_begin
 
     def step(callback, args, state, control, **settings):
         clock.now += clock.seconds(state.global_step)
@@ -126,11 +139,17 @@ def clock(monkeypatch):
 def planned(folder, flags, **fields):
     """Train. Return the updates and the learning rates that were logged."""
     run_tiny(folder, **flags, **TRAIN | fields)
-    state = json.loads((folder / "trainer_state.json").read_text())
-    return state["global_step"], [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
+    state = TrainerState.load_from_json(folder / "trainer_state.json")
+    rates = [entry["learning_rate"] for entry in state.log_history if "learning_rate" in entry]
+    return state.global_step, rates
 
 
-SCHEDULED = {"lr_scheduler_type": "linear", "warmup_steps": 3, "max_minutes": 5, "num_train_epochs": 100}
+SCHEDULED = {
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 3,
+    "max_minutes": 5,
+    "num_train_epochs": 100,
+}
 
 
 def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
@@ -150,35 +169,38 @@ def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
 def test_schedule_ends_with_the_minutes(tmp_path, pairs, clock, capsys):
     clock.seconds = lambda updates: 6  # 50 updates in 5 minutes, of which 45 are planned
     updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, dropout=0.3)
-    assert updates == 45 and rates[-1] == pytest.approx(0.01 / 42, rel=1e-6)
+    assert updates == 45
+    assert rates[-1] == pytest.approx(0.01 / 42, rel=1e-6)
     assert "schedule: 45 updates" in capsys.readouterr().out
     assert "max_steps: 45" in (tmp_path / "run" / "README.md").read_text()
     # the epochs are still a limit, and a schedule without an end is not planned
-    for name, seconds, fields in (("endless", 6, {"lr_scheduler_type": "inverse_sqrt"}), ("short", 0.5, {})):
+    for schedule, seconds in (("inverse_sqrt", 6), ("linear", 0.5)):
         clock.seconds = lambda updates, seconds=seconds: seconds
-        settings = SCHEDULED | {"num_train_epochs": 20, "max_minutes": 20} | fields
-        assert planned(tmp_path / name, pairs(12), **settings)[0] == 120
+        limits = {"num_train_epochs": 20, "max_minutes": 20, "lr_scheduler_type": schedule}
+        updates, _ = planned(tmp_path / schedule, pairs(12), **SCHEDULED | limits)
+        assert updates == 120
 
 
 @pytest.mark.slow
 def test_resumed_run_keeps_its_schedule(tmp_path, pairs, clock):
-    files = pairs(12)
+    settings = {**SCHEDULED, "dropout": 0.3}
     clock.seconds = lambda updates: 6
-    planned(tmp_path / "whole", files, **SCHEDULED, dropout=0.3)
-    stopped = tmp_path / "whole" / "checkpoint-20"
+    planned(tmp_path / "whole", pairs(12), **settings)
+    settings["resume_from_checkpoint"] = tmp_path / "whole" / "checkpoint-20"
     clock.seconds = lambda updates: 1
-    settings = SCHEDULED | {"dropout": 0.3, "resume_from_checkpoint": stopped}
-    updates, _ = planned(tmp_path / "resumed", files, **settings)
+    updates, _ = planned(tmp_path / "resumed", pairs(12), **settings)
     assert updates == 45
     assert_same_model(tmp_path / "whole", tmp_path / "resumed")
     # a number that the user gives wins
-    assert planned(tmp_path / "longer", files, **settings, max_steps=60)[0] == 60
+    updates, _ = planned(tmp_path / "longer", pairs(12), **settings, max_steps=60)
+    assert updates == 60
 
 
 def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, clock, capsys):
     """Other processes use the machine: the rate still decays within the minutes."""
     clock.seconds = lambda updates: 6 if updates >= 30 else 3
     updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, save_steps=1000)
-    assert 30 < updates < 90 and clock.now <= 300
+    assert 30 < updates < 90
+    assert clock.now <= 300
     assert rates[-1] <= 2 * 0.01 / updates
     assert capsys.readouterr().out.count("schedule: ") >= 2

@@ -31,9 +31,9 @@ def recipe(tmp_path):
     return write
 
 
-def complaint(arguments):
+def complaint(*arguments):
     """The one-line error of a wrong command line."""
-    return error_of(parse_recipe, arguments)
+    return error_of(parse_recipe, list(arguments))
 
 
 # Table 3, §5.1, §5.3, §5.4 and §6.1: dropout, steps, checkpoints averaged, vocabulary
@@ -52,7 +52,8 @@ def test_wmt_recipes_have_the_papers_settings(name):
     assert (run.tokens_per_update, run.warmup_steps, model.label_smoothing) == (25_000, 4000, 0.1)
     assert (run.adam_beta1, run.adam_beta2, run.adam_epsilon, run.learning_rate) == (0.9, 0.98, 1e-9, None)
     assert (run.test_num_beams, run.test_length_penalty) == (4, None)  # α = 0.6 is the model's own
-    assert model.preset == name.rsplit("_")[-1] and run.save_total_limit > run.average_last
+    assert model.preset == name.rsplit("_")[-1]
+    assert run.save_total_limit > run.average_last
     assert data.train == data.validation == data.test == [f"wmt/wmt14:{data.target_lang}-{data.source_lang}"]
 
 
@@ -63,8 +64,9 @@ def test_launch_files_are_accepted_by_accelerate(path, monkeypatch):
 
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     config = load_config_from_file(str(path))  # it refuses unknown fields
-    assert config.num_processes == values["num_processes"] and config.num_machines == values["num_machines"]
-    assert config.distributed_type == values["distributed_type"] and config.mixed_precision == "no"
+    for name in ("num_processes", "num_machines", "distributed_type"):
+        assert getattr(config, name) == values[name]
+    assert config.mixed_precision == "no"
     wrapped = config.fsdp_config.get("fsdp_transformer_layer_cls_to_wrap", "")
     assert set(filter(None, wrapped.split(","))) <= set(VanillaTransformerPreTrainedModel._no_split_modules)
 
@@ -74,21 +76,23 @@ def test_recipe_values_reach_the_arguments(path):
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     rows = values.pop("by_pairs", {})
     outcome = parse_recipe([str(path)])
-    for arguments, row in [(outcome, {}), *((outcome[-1].choices[pairs].arguments, rows[pairs]) for pairs in rows)]:
+    chosen = [(outcome, {})]
+    chosen += [(outcome[-1].choices[pairs].arguments, row) for pairs, row in rows.items()]
+    for arguments, row in chosen:
         parsed = {name: value for each in arguments for name, value in vars(each).items()}
         row.pop("why", None)
         for name, value in (values | row).items():
             expected = float(value) if isinstance(parsed[name], float) else value
             assert parsed[name] in (expected, [expected]), name  # a list of one may be written without brackets
     assert values["output_dir"] == f"runs/{path.stem}"
-    own_data = path.stem.endswith("_corpus")  # of the user, who names files and languages
-    named = {"source_lang", "target_lang", "directions", "train"} & values.keys()
+    languages = {"source_lang", "target_lang", "directions"} & values.keys()
     if run_task(outcome[1]) == "sequence":
-        assert not {"source_lang", "target_lang", "directions"} & named
-    elif own_data:
-        assert not named
+        assert not languages
+    elif path.stem.endswith("_corpus"):  # of the user, who names files and languages
+        assert not languages
+        assert "train" not in values
     else:
-        assert {"source_lang", "target_lang"} <= named or "directions" in named
+        assert languages in ({"source_lang", "target_lang"}, {"directions"})
 
 
 def test_flags_override_the_recipe(recipe):
@@ -104,56 +108,77 @@ def test_flags_work_without_a_recipe():
     assert model.d_model is None  # the preset's
 
 
+YAML = """
+output_dir: 1.10
+learning_rate: 4e-3
+test_length_penalty: -0.5
+bidirectional: yes
+tie_word_embeddings: false
+load_best_model_at_end: off
+average_tokens_across_devices: false
+label_names: [labels, other]
+report_to: [none]
+lr_scheduler_kwargs: {timescale: 10}
+max_source_length: 12
+max_target_length: ~
+max_minutes: 5
+validation:
+train: 'my data/train set.jsonl'
+source_lang: on
+target_lang: no
+eval_strategy: no
+logging_strategy: no
+resume_from_checkpoint: yes
+"""
+PARSED = {
+    "output_dir": "1.10",
+    "learning_rate": 0.004,  # YAML 1.1 reads a string
+    "test_length_penalty": -0.5,
+    "bidirectional": True,
+    "tie_word_embeddings": False,
+    "scale_embedding": None,
+    "load_best_model_at_end": False,
+    "average_tokens_across_devices": False,
+    "label_names": ["labels", "other"],
+    "report_to": [],
+    "lr_scheduler_kwargs": {"timescale": 10},
+    "max_source_length": 12,
+    "max_target_length": None,
+    "max_minutes": 5.0,
+    "validation": None,
+    "train": ["my data/train set.jsonl"],
+    "source_lang": "on",
+    "target_lang": "no",
+    "eval_strategy": "no",
+    "logging_strategy": "no",
+    "resume_from_checkpoint": "True",
+}
+
+
 def test_yaml_values_of_every_type_are_converted(recipe):
-    model, data, run = parse_recipe(
-        [
-            recipe(
-                "output_dir: runs/x\n"
-                "learning_rate: 4e-3\n"  # YAML 1.1 reads a string
-                "test_length_penalty: -0.5\n"
-                "bidirectional: yes\n"
-                "tie_word_embeddings: false\n"
-                "load_best_model_at_end: off\n"
-                "average_tokens_across_devices: false\n"
-                "label_names: [labels, other]\n"
-                "lr_scheduler_kwargs: {timescale: 10}\n"
-                "max_source_length: 12\n"
-                "max_minutes: 5\n"
-                "validation:\n"
-                "train: 'my data/train set.jsonl'\n"
-            )
-        ]
-    )
-    assert run.learning_rate == 0.004 and run.test_length_penalty == -0.5 and run.max_minutes == 5.0
-    assert data.bidirectional is True and run.load_best_model_at_end is False
-    assert run.average_tokens_across_devices is False
-    assert model.tie_word_embeddings is False and model.scale_embedding is None
-    assert run.label_names == ["labels", "other"] and run.lr_scheduler_kwargs == {"timescale": 10}
-    assert data.max_source_length == 12 and data.validation is None
-    assert data.train == ["my data/train set.jsonl"]
+    parsed = {}
+    for arguments in parse_recipe([recipe(YAML)]):
+        parsed |= vars(arguments)
+    for name, expected in PARSED.items():
+        assert parsed[name] == expected, name
+        assert isinstance(parsed[name], str) == isinstance(expected, str), name
 
 
 def test_null_is_no_value_for_optional_fields(recipe):
-    content = "output_dir: x\nmax_source_length: null\nmax_target_length: ~\nvalidation:\nlabel_names: null\n"
-    _, data, run = parse_recipe([recipe(content)])
-    assert data.max_source_length is None and data.max_target_length is None and data.validation is None
+    path = recipe("output_dir: x\nmax_source_length: null\nlabel_names: null\n")
+    _, data, run = parse_recipe([path])
+    assert data.max_source_length is None
     assert run.label_names is None
-    _, data, _ = parse_recipe([recipe(content), "--max_source_length", "12"])
-    assert data.max_source_length == 12 and data.max_target_length is None
-    assert parse_recipe(["--output_dir", "x", "--max_source_length", "null"])[1].max_source_length is None
-    assert "has no value for max_steps; leave the line out" in complaint([recipe("output_dir: x\nmax_steps: null\n")])
-
-
-def test_yaml_text_is_read_as_it_stands(recipe):
-    content = "output_dir: 1.10\nsource_lang: on\ntarget_lang: no\neval_strategy: no\nlogging_strategy: no\n"
-    _, data, run = parse_recipe([recipe(content + "report_to: [none]\n")])
-    assert (data.source_lang, data.target_lang, run.output_dir) == ("on", "no", "1.10")
-    assert run.eval_strategy == "no" == run.logging_strategy and run.report_to == []
-    assert parse_recipe([recipe("output_dir: x\nresume_from_checkpoint: yes")])[2].resume_from_checkpoint == "True"
+    _, data, _ = parse_recipe([path, "--max_source_length", "12"])
+    assert data.max_source_length == 12
+    _, data, _ = parse_recipe(["--output_dir", "x", "--max_source_length", "null"])
+    assert data.max_source_length is None
+    message = complaint(recipe("output_dir: x\nmax_steps: null\n"))
+    assert "has no value for max_steps; leave the line out" in message
 
 
 def test_field_that_is_given_twice_is_refused(recipe):
-    message = complaint([recipe("output_dir: x\nmax_steps: 5\nseed: 1\nmax_steps: 9\n")])
+    message = complaint(recipe("output_dir: x\nmax_steps: 5\nseed: 1\nmax_steps: 9\n"))
     assert all(part in message for part in ("max_steps", "2", "4"))
 
 
@@ -161,15 +186,22 @@ def test_field_that_is_given_twice_is_refused(recipe):
     ("name", "nearest"), [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")]
 )
 def test_misspelt_field_gets_a_suggestion(recipe, name, nearest):
-    message = complaint([recipe({"output_dir": "x", name: 1})])
-    assert all(part in message for part in ("recipe.yaml", f" {name};", f" {nearest}?"))
-    for flag in ([f"--{name}", "1"], [f"--{name}=1"], [f"--{name.replace('_', '-')}", "1"]):
-        message = complaint(["--output_dir", "x", *flag])
-        assert f" {name};" in message and f" {nearest}?" in message
+    dashes = name.replace("_", "-")
+    commands = [
+        [recipe({"output_dir": "x", name: 1})],
+        ["--output_dir", "x", f"--{name}", "1"],
+        ["--output_dir", "x", f"--{name}=1"],
+        ["--output_dir", "x", f"--{dashes}", "1"],
+    ]
+    for command in commands:
+        message = complaint(*command)
+        assert ("recipe.yaml" in message) == (len(command) == 1)
+        assert f" {name};" in message
+        assert f" {nearest}?" in message
 
 
 def test_abbreviated_field_is_refused():
-    assert " learning" in complaint(["--output_dir", "x", "--learning", "0.1"])
+    assert " learning" in complaint("--output_dir", "x", "--learning", "0.1")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +217,7 @@ def test_abbreviated_field_is_refused():
     ],
 )
 def test_wrong_value_is_named(recipe, values, parts):
-    message = complaint([recipe({"output_dir": "x", **values})])
+    message = complaint(recipe({"output_dir": "x", **values}))
     assert all(part in message for part in parts)
 
 
@@ -202,23 +234,24 @@ def test_wrong_value_is_named(recipe, values, parts):
     ],
 )
 def test_invalid_recipe_file_is_refused(recipe, content, part):
-    message = complaint([recipe(content)])
-    assert part in message and "recipe.yaml" in message
+    message = complaint(recipe(content))
+    assert part in message
+    assert "recipe.yaml" in message
 
 
 def test_recipe_in_another_encoding_is_refused(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_bytes("output_dir: für\n".encode("latin-1"))
-    assert "YAML" in complaint([str(path)])
+    assert "YAML" in complaint(str(path))
 
 
 @pytest.mark.parametrize("path", ["nowhere.yaml", "."])
 def test_missing_recipe_is_refused(path):
-    assert path in complaint([path])
+    assert path in complaint(path)
 
 
 def test_recipe_after_flags_is_refused(recipe):
-    assert "recipe.yaml" in complaint(["--output_dir", "x", recipe({"seed": 1})])
+    assert "recipe.yaml" in complaint("--output_dir", "x", recipe({"seed": 1}))
 
 
 DECIDED_ELSEWHERE = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
@@ -252,9 +285,15 @@ def test_preset_fields_can_be_overridden():
 
 
 def test_chosen_values_reproduce_the_arguments(recipe):
-    given = {"output_dir": "x", "d_model": 16, "learning_rate": 0.5, "eval_strategy": "steps", "lowercase": True}
-    first = parse_recipe([recipe(given)])
-    chosen = chosen_values(*first)
-    assert given.items() <= chosen.items() and "dropout" not in chosen and "bleu_tokenize" not in chosen
+    given = {
+        "output_dir": "x",
+        "d_model": 16,
+        "learning_rate": 0.5,
+        "eval_strategy": "steps",
+        "lowercase": True,
+    }
+    chosen = chosen_values(*parse_recipe([recipe(given)]))
+    assert given.items() <= chosen.items()
+    assert not {"dropout", "bleu_tokenize"} & chosen.keys()
     again = chosen_values(*parse_recipe([recipe(yaml.safe_dump(chosen))]))
     assert again == chosen

@@ -13,32 +13,45 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer_helpers import assert_same_model
+from tests.trainer_helpers import as_flags, assert_same_model
 from tests.training import several_processes
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 HOSTS = {"a": "10.99.43.1", "b": "10.99.43.2"}
-STEPS = ["--max_steps", "8", "--average_last", "1", "--resume_from_checkpoint", "auto"]
-# torch 2.13 does not resume an optimizer without a state, such as plain SGD, from FULL_STATE_DICT.
-STEPS += ["--optim_args", "momentum=0.9", "--learning_rate", "0.1", "--max_test_samples", "8"]
-FLAGS = ["numbers_en_de", *several_processes.FLAGS, *STEPS]
+STEPS = {
+    "max_steps": 8,
+    "average_last": 1,
+    "resume_from_checkpoint": "auto",
+    # torch 2.13 does not resume an optimizer without a state, such as plain SGD, from FULL_STATE_DICT.
+    "optim_args": "momentum=0.9",
+    "learning_rate": 0.1,
+    "max_test_samples": 8,
+}
+FLAGS = ["numbers_en_de", *several_processes.FLAGS, *as_flags(STEPS)]
 #: Deaths of a host in each phase. With 0, one in all. With several, all agents are tried with DDP and FSDP2:
 #: HOST_DEATHS=3 pytest -m slow -s tests/training/test_two_hosts.py -k lost
 DEATHS = int(os.environ.get("HOST_DEATHS", 0))
 #: agent, and the checkpoints of FSDP2 ("" for DDP)
-RUNS = [("static", ""), ("elastic", "FULL_STATE_DICT"), ("elastic", ""), ("static", "SHARDED_STATE_DICT")]
+RUNS = [
+    ("static", ""),
+    ("elastic", "FULL_STATE_DICT"),
+    ("elastic", ""),
+    ("static", "SHARDED_STATE_DICT"),
+]
 
 
 def random_deaths(hosts: str, seed: int) -> list[str]:
     """Some seconds after the start of updates, evaluations and saves of a run of 8 updates."""
     rng = random.Random(seed)
-    updates = {"update": [1, 2, 3, 4, 5, 6, 7], "evaluate": [2, 4, 6, 8], "save": [2, 4, 6, 8]}
-    chosen = [(step, phase) for phase in updates for step in rng.sample(updates[phase], max(DEATHS, 1))]
-    chosen = chosen if DEATHS else [chosen[seed - 1]]  # a save for the first run, an update for the second
-    order = sorted(chosen, key=lambda death: (death[0], ["evaluate", "save", "update"].index(death[1])))
-    return [f"{rng.choice(hosts)}:{phase}:{step}:{rng.uniform(0, 0.05):.3f}" for step, phase in order]
+    steps = {"evaluate": [2, 4, 6, 8], "save": [2, 4, 6, 8], "update": [1, 2, 3, 4, 5, 6, 7]}
+    order = list(steps)
+    chosen = [(step, phase) for phase in reversed(order) for step in rng.sample(steps[phase], max(DEATHS, 1))]
+    if not DEATHS:
+        chosen = [chosen[seed - 1]]  # a save for the first run, an update for the second
+    chosen.sort(key=lambda death: (death[0], order.index(death[1])))
+    return [f"{rng.choice(hosts)}:{phase}:{step}:{rng.uniform(0, 0.05):.3f}" for step, phase in chosen]
 
 
 def ip(*arguments: str) -> None:
@@ -76,26 +89,59 @@ class Cluster:
         hosts: the number of them that a run needs.
     """
 
-    def __init__(self, network: str, folder: Path, agent: str, port: int, sharded: str = "", hosts: str = "2"):
-        self.network, self.folder, self.agent, self.port = network, folder, agent, port
-        self.sharded, self.hosts = sharded, hosts
+    def __init__(
+        self,
+        network: str,
+        folder: Path,
+        agent: str,
+        port: int,
+        sharded: str = "",
+        hosts: str = "2",
+    ):
+        self.network = network
+        self.folder = folder
+        self.agent = agent
+        self.port = port
+        self.sharded = sharded
+        self.hosts = hosts
         (folder / "notes").mkdir(parents=True)
 
+    def rendezvous(self, host: str) -> list[str]:
+        """Flags of `torchrun`."""
+        first = HOSTS["a"]
+        if self.agent == "static":
+            rank = str("ab".index(host))
+            return ["--node-rank", rank, "--master-addr", first, "--master-port", str(self.port)]
+        return [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={first}:{self.port}",
+            "--rdzv-id=run",
+            f"--rdzv-conf=is_host={int(host == 'a')},join_timeout=600",
+            f"--local-addr={HOSTS[host]}",
+            "--max-restarts=9",
+        ]
+
     def start(self, host: str, deaths: Sequence[str] = (), **environment: str) -> subprocess.Popen:
-        address = HOSTS["a"]
-        static = ["--node-rank", str("ab".index(host)), "--master-addr", address, "--master-port", str(self.port)]
-        elastic = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{self.port}", "--rdzv-id", "run"]
-        elastic += ["--rdzv-conf", f"is_host={int(host == 'a')},join_timeout=600", "--local-addr", HOSTS[host]]
-        elastic += ["--max-restarts", "9"]
-        command = ["ip", "netns", "exec", self.network + host, sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes", self.hosts, "--nproc-per-node", "1", *(static if self.agent == "static" else elastic)]
-        command += [str(Path(__file__).with_name("host.py")), ",".join(deaths)]
+        command = [
+            *("ip", "netns", "exec", self.network + host),
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", self.hosts, "--nproc-per-node", "1"),
+            *self.rendezvous(host),
+            str(Path(__file__).with_name("host.py")),
+            ",".join(deaths),
+            *FLAGS,
+            *("--output_dir", str(self.folder / "run")),
+        ]
         variables = {
-            **{"HOST": host, "NOTES": str(self.folder / "notes"), "GLOO_SOCKET_IFNAME": self.network + host},
-            **{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "SHARDED_STATE": self.sharded},
-            **{"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            "HOST": host,
+            "NOTES": str(self.folder / "notes"),
+            "GLOO_SOCKET_IFNAME": self.network + host,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "SHARDED_STATE": self.sharded,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
         }
-        command += [*FLAGS, "--output_dir", str(self.folder / "run")]
         with open(self.folder / f"log_{host}", "ab") as log:
             return subprocess.Popen(command, env=os.environ | variables | environment, stdout=log, stderr=log)
 
@@ -128,13 +174,15 @@ def test_lost_host_returns_to_the_same_weights(
     network: str, undisturbed: Callable[[str], Path], tmp_path: Path, agent: str, sharded: str
 ) -> None:
     """A host is lost in updates, saves and evaluations. With "elastic", only one that has not the rendezvous."""
-    cluster = Cluster(network, tmp_path, agent, 29502 + RUNS.index((agent, sharded)), sharded)
-    deaths = random_deaths("b" if agent == "elastic" else "ab", seed=RUNS.index((agent, sharded)))
+    number = RUNS.index((agent, sharded))
+    cluster = Cluster(network, tmp_path, agent, 29502 + number, sharded)
+    deaths = random_deaths("b" if agent == "elastic" else "ab", seed=number)
     print(f"\n{agent} {sharded or 'DDP'}: {deaths}")
     a = cluster.start("a", deaths)
     for _ in range(len(deaths) + 1):
         b = cluster.start("b", deaths)
-        if -9 not in (cluster.finish(b) if agent == "elastic" else cluster.finish(a, b)):
+        waiting = [b] if agent == "elastic" else [a, b]
+        if -9 not in cluster.finish(*waiting):
             break
         if agent == "static":  # both start again
             a = cluster.start("a", deaths)
@@ -149,7 +197,8 @@ def test_run_goes_on_without_a_lost_host(
 ) -> None:
     """The same updates by fewer processes: `--nnodes 1:2`."""
     cluster = Cluster(network, tmp_path, "elastic", 29506, sharded, hosts="1:2")
-    a, b = cluster.start("a"), cluster.start("b", ["b:update:5:0"])
+    a = cluster.start("a")
+    b = cluster.start("b", ["b:update:5:0"])
     assert cluster.finish(b, a) == [-9, 0], cluster.log()
     assert_same_model(tmp_path / "run", undisturbed(sharded), rtol=1e-5, atol=1e-6)
 
@@ -167,12 +216,13 @@ def test_host_that_differs_is_named_in_one_line(
     network: str, tmp_path: Path, variables: dict[str, str], words: str
 ) -> None:
     cluster = Cluster(network, tmp_path, "static", 29505)
-    hosts = [cluster.start("b", **variables), cluster.start("a")]
-    assert cluster.finish(hosts[0]) == [1]
+    b = cluster.start("b", **variables)
+    a = cluster.start("a")
+    assert cluster.finish(b) == [1]
     if "GLOO_SOCKET_IFNAME" not in variables:
-        assert cluster.finish(hosts[1]) == [1]
-    hosts[1].kill()  # it waits for the other
-    hosts[1].wait()
+        assert cluster.finish(a) == [1]
+    a.kill()  # it waits for the other
+    a.wait()
     assert re.search(f"^error: .*{words}", cluster.log(), re.M), cluster.log()
     for host in HOSTS:
         before, error, _ = (tmp_path / f"log_{host}").read_text(errors="replace").partition("error: ")
