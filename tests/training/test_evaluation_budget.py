@@ -16,7 +16,9 @@ from hf_vanilla_transformer.training.trainer.evaluation_budget import Evaluation
 from tests.trainer_helpers import run_tiny, write_pairs
 
 PAIRS = [(f"number {index} of many", f"nummer {index} von vielen") for index in range(60)]
-UPDATE, SENTENCE, MINUTES = 2.0, 0.1, 2  # seconds
+UPDATE = 2.0  # seconds
+SENTENCE = 0.1
+SECONDS = 120
 
 
 class Clock:
@@ -52,7 +54,7 @@ RUN: dict[str, Any] = {
     "learning_rate": 0.01,
     "lr_scheduler_type": "linear",
     "warmup_steps": 2,
-    "max_minutes": MINUTES,
+    "max_minutes": SECONDS / 60,
     "num_train_epochs": 100,
     "eval_strategy": "steps",
     "eval_steps": 0.1,
@@ -60,8 +62,10 @@ RUN: dict[str, Any] = {
 }
 
 
-def history(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+def history(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The logged entries with this metric."""
+    entries = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry for entry in entries if name in entry]
 
 
 def test_evaluations_take_a_tenth_and_the_rate_decays(tmp_path, monkeypatch, capsys) -> None:
@@ -69,15 +73,17 @@ def test_evaluations_take_a_tenth_and_the_rate_decays(tmp_path, monkeypatch, cap
     files = write_pairs(tmp_path, PAIRS, "train", "validation")
     results = run_tiny(tmp_path / "run", **RUN, **files)
     printed = capsys.readouterr().out
-    assert 0.06 * 60 * MINUTES < clock.evaluating <= 0.1 * 60 * MINUTES + 1e-6
-    planned = int(re.findall(r"^schedule: (\d+) updates", printed, re.M)[0])
-    assert results["train_updates"] == planned == int(0.9 * 60 * MINUTES / UPDATE)
-    rates = [entry["learning_rate"] for entry in history(tmp_path / "run") if "learning_rate" in entry]
-    assert rates[-1] <= 0.01 / (planned - 2) * 1.01
-    evaluations = [entry for entry in history(tmp_path / "run") if "eval_bleu" in entry]
+    assert 0.06 * SECONDS < clock.evaluating <= 0.1 * SECONDS + 1e-6
+    planned = int(0.9 * SECONDS / UPDATE)
+    assert f"\nschedule: {planned} updates" in printed
+    assert results["train_updates"] == planned
+    last_rate = history(tmp_path / "run", "learning_rate")[-1]["learning_rate"]
+    assert last_rate <= 0.01 / (planned - 2) * 1.01
     # the last evaluation of the history is of all sentences, after training
-    assert len(evaluations) >= 5 and all(entry.get("eval_sentences", 60) <= 60 for entry in evaluations)
-    assert evaluations[0]["eval_sentences"] < 30
+    counts = [entry.get("eval_sentences", 60) for entry in history(tmp_path / "run", "eval_bleu")]
+    assert len(counts) >= 5
+    assert max(counts) <= 60
+    assert counts[0] < 30
     assert re.search(r"validation  \d+ sentences  loss", printed)
     assert results["eval_sentences"] == 60
 
@@ -86,39 +92,42 @@ def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypa
     Clock(monkeypatch)
     files = write_pairs(tmp_path, PAIRS, "train", "validation")
     run_tiny(tmp_path / "run", **RUN | {"save_strategy": "best"}, **files, metric_for_best_model="bleu")
-    counts = [entry.get("eval_sentences") for entry in history(tmp_path / "run") if "eval_bleu" in entry]
-    assert len(set(counts[:-1])) == 1 and counts[0] is not None
+    *counts, _ = [entry.get("eval_sentences") for entry in history(tmp_path / "run", "eval_bleu")]
+    assert len(set(counts)) == 1
+    assert counts[0] is not None
 
 
 @pytest.mark.usefixtures("limit_of_the_package")
 def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch, caplog) -> None:
-    lengths: list[tuple[int, int]] = []
+    """Without a limit of minutes they are whole, and of all sentences."""
+    excess: list[int] = []
     original = VanillaTransformerTrainer.prediction_step
 
     def noted(trainer: Any, model: Any, inputs: Any, *arguments: Any, **settings: Any) -> Any:
-        labels = inputs["labels"].shape[1]
+        most = longest_cut(inputs["labels"].shape[1])
         loss, ids, kept = original(trainer, model, inputs, *arguments, **settings)
         if trainer.is_in_train:
-            pad = trainer.model.config.pad_token_id
-            lengths.append((int((ids != pad).sum(dim=1).max()), longest_cut(labels)))
+            length = (ids != trainer.model.config.pad_token_id).sum(dim=1).max()
+            excess.append(int(length) - most)
         return loss, ids, kept
 
     monkeypatch.setattr(VanillaTransformerTrainer, "prediction_step", noted)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    files = write_pairs(tmp_path, PAIRS[:20], "train", "validation")
-    settings = {"max_steps": 2, "eval_steps": 1, "max_minutes": 60, "generation_max_length": "null"}
-    run_tiny(tmp_path / "run", **RUN | settings, **files)  # random weights repeat tokens without an end
+    settings = {
+        **RUN,
+        **write_pairs(tmp_path, PAIRS[:20], "train", "validation"),
+        "max_steps": 2,
+        "eval_steps": 1,
+        "generation_max_length": "null",
+    }
+    run_tiny(tmp_path / "run", **settings | {"max_minutes": 60})  # random weights repeat tokens without an end
     assert "max_length" not in caplog.text
-    assert lengths and all(length <= most + 1 for length, most in lengths)
-    lengths.clear()
-    run_tiny(tmp_path / "whole", **RUN | settings | {"max_minutes": "null"}, **files)
-    assert any(length > most + 1 for length, most in lengths)
-
-
-def test_run_without_a_limit_of_minutes_evaluates_all_sentences(tmp_path) -> None:
-    files = write_pairs(tmp_path, PAIRS[:20], "train", "validation")
-    run_tiny(tmp_path / "run", **RUN | {"max_steps": 2, "eval_steps": 1, "max_minutes": "null"}, **files)
-    assert all("eval_sentences" not in entry for entry in history(tmp_path / "run"))
+    assert excess
+    assert max(excess) <= 1
+    excess.clear()
+    run_tiny(tmp_path / "whole", **settings | {"max_minutes": "null"})
+    assert max(excess) > 1
+    assert not history(tmp_path / "whole", "eval_sentences")
 
 
 class Budgeted:
@@ -126,11 +135,14 @@ class Budgeted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **state: Any):
         self.now = 0.0
-        self.eval_dataset = range(1000)
-        self.args = SimpleNamespace(metric_for_best_model=state.pop("metric", None), eval_strategy="steps")
-        self.args.eval_strategy = state.pop("strategy", "steps")
-        self.state = SimpleNamespace(**{"max_steps": 100, "global_step": 0, "eval_steps": 10, **state})
         self.ended = 0.0
+        self.eval_dataset = range(1000)
+        self.args = SimpleNamespace(
+            metric_for_best_model=state.pop("metric", None),
+            eval_strategy=state.pop("strategy", "steps"),
+        )
+        given = {"max_steps": 100, "global_step": 0, "eval_steps": 10}
+        self.state = SimpleNamespace(**given | state)
         for module in (callbacks, evaluation_budget):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
 
@@ -153,16 +165,19 @@ class Budgeted:
 def test_evaluation_has_an_equal_share_of_what_is_left(state, spent, evaluating, evaluations, monkeypatch) -> None:
     trainer: Any = Budgeted(monkeypatch, **state)
     stop = callbacks.StopWithCheckpoint(max_minutes=1000 / 60)
-    stop.spent, stop.evaluation_seconds = float(spent), float(evaluating)
+    stop.spent = float(spent)
+    stop.evaluation_seconds = float(evaluating)
     budget = EvaluationBudget(stop)
-    assert budget._allowed_seconds(trainer) == pytest.approx((100 - evaluating) / evaluations)
-    affordable = max(1, int(((100 - evaluating) / evaluations - 2) / 0.5))  # 4 sentences are measured first
+    allowed = (100 - evaluating) / evaluations
+    assert budget._allowed_seconds(trainer) == pytest.approx(allowed)
+    affordable = max(1, int((allowed - 2) / 0.5))  # 4 sentences are measured first
     with budget.evaluation(trainer):
         assert budget.rows.tolist() == [round(999 * place / max(affordable - 1, 1)) for place in range(affordable)]
         assert not budget.is_whole
         trainer.now += 0.25 * affordable
     assert stop.evaluation_seconds == evaluating + 2 + 0.25 * affordable
-    assert budget._seconds_per_sentence == 0.25 and budget.rows is None
+    assert budget._seconds_per_sentence == 0.25
+    assert budget.rows is None
 
 
 def test_sentences_of_a_selection_stay_and_translations_that_end_are_whole(monkeypatch) -> None:
@@ -175,7 +190,8 @@ def test_sentences_of_a_selection_stay_and_translations_that_end_are_whole(monke
         with budget.evaluation(trainer):
             counts.append(len(budget.rows))
             trainer.now += 0.001
-    assert counts == [6, 6] and not budget.cuts  # (10 / 2 - 2) / 0.5
+    assert counts == [6, 6]  # (10 / 2 - 2) / 0.5
+    assert not budget.cuts
     trainer.eval_dataset = range(6)
     with budget.evaluation(trainer):
         assert budget.is_whole

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
@@ -16,34 +17,53 @@ from tests.trainer_helpers import run_tiny, write_pairs
 
 
 def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd):
-    sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
-    targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
-    files = write_pairs(tmp_path, list(zip(sources, targets, strict=True)), "train", "validation")
-    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "disable_tqdm": False}
-    run_tiny(tmp_path / "run", **files, **settings)
+    pairs = [
+        ("one dog", "ein Hund"),
+        ("two dogs", "zwei Hunde"),
+        ("three cats", "drei Katzen"),
+        ("a ball", "ein Ball"),
+        ("one cat", "eine Katze"),
+    ]
+    run_tiny(
+        tmp_path / "run",
+        **write_pairs(tmp_path, pairs, "train", "validation"),
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        disable_tqdm=False,
+    )
     printed, errors = capfd.readouterr()
     assert re.search(r"^update 1 of 2  loss [\d.]+  nll .* target tokens/s  learning rate ", printed, re.MULTILINE)
     assert re.search(r"^update 2  validation  loss [\d.]+  perplexity .* BLEU [\d.]+ ", printed, re.MULTILINE)
     samples = re.findall(r"^  source       (.+)\n  reference    (.+)\n  translation  ?", printed, re.MULTILINE)
-    assert len(samples) == 2 and len(set(samples)) == 2
-    assert set(samples) <= set(zip(sources, targets, strict=True))
-    assert "{'" not in printed and "'loss'" not in errors
-    assert not sys.stderr.isatty() and "0/2 [" not in errors
+    assert len(samples) == len(set(samples)) == 2
+    assert set(samples) <= set(pairs)
+    assert "{'" not in printed
+    assert "'loss'" not in errors
+    assert not sys.stderr.isatty()
+    assert "0/2 [" not in errors
 
 
 def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys):
     """One validation line for each update that is evaluated. The candidates have one line without samples."""
-    pairs = [f"text {number}" for number in range(12)]
-    for side in ("en", "de"):
-        (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")
-    text = [tmp_path / "text.en", tmp_path / "text.de"]
-    flags = {"train": text, "validation": text, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-    averages = {"save_steps": 1, "average_last": 2, "ema_decay": 0.5}
-    run_tiny(tmp_path / "run", **flags, **averages, warmup_steps=9, vocab_size=270)
+    texts = [f"text {number}" for number in range(12)]
+    run_tiny(
+        tmp_path / "run",
+        **write_pairs(tmp_path, list(zip(texts, texts, strict=True)), "train", "validation"),
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        average_last=2,
+        ema_decay=0.5,
+        warmup_steps=9,
+        vocab_size=270,
+    )
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     (start,) = (number for number, line in enumerate(lines) if line.startswith("training on cpu: 2 updates"))
-    assert str(tmp_path / "run") in lines[start] and "warmup_steps=9" in lines[start + 1]
+    assert str(tmp_path / "run") in lines[start]
+    assert "warmup_steps=9" in lines[start + 1]
     assert re.search(r"^update 1 of 2", printed.split("warmup_steps=9")[1], re.MULTILINE)
     assert re.search(r"^trained 2 updates in \d+ s$", printed, re.MULTILINE)
     assert "precision: float32" in lines, "nobody set it"
@@ -66,43 +86,65 @@ def test_samples_are_texts_without_the_token_of_a_language():
     assert samples.lines() == []
 
 
+STATE: Any = SimpleNamespace(global_step=3000, max_steps=9000)
+
+
 def test_one_sequence_is_not_several() -> None:
-    state: Any = SimpleNamespace(global_step=3, max_steps=9)
     for count, items in ((1, "1 sequence "), (2, "2 sequences ")):
-        assert items in log_line({"eval_sentences": count, "eval_loss": 1.0}, state, "sequences")
+        assert items in log_line({"eval_sentences": count, "eval_loss": 1.0}, STATE, "sequences")
 
 
 def test_entries_of_the_log_are_one_line() -> None:
-    state: Any = SimpleNamespace(global_step=3000, max_steps=9000)
-    logs = {"loss": 1.23456, "nll_loss": 1.5, "perplexity": 4.4817, "tokens_per_second": 1234.6, "learning_rate": 5e-4}
-    line = (
-        "update 3,000 of 9,000  loss 1.235  nll 1.500  perplexity 4.48  1,235 target tokens/s  learning rate 5.00e-04"
-    )
-    assert log_line(logs, state) == line
+    logs = {
+        "loss": 1.23456,
+        "nll_loss": 1.5,
+        "perplexity": 4.4817,
+        "tokens_per_second": 1234.6,
+        "learning_rate": 5e-4,
+    }
+    rates = "loss 1.235  nll 1.500  perplexity 4.48  1,235 target tokens/s  learning rate 5.00e-04"
+    line = f"update 3,000 of 9,000  {rates}"
+    assert log_line(logs, STATE) == line
     more = {"skipped_updates": 2, "minutes_left": 0.99, "epoch": 1}
-    assert log_line(logs | more, state) == f"{line}  2 updates skipped  59 s left"
-    state.max_steps = -1
-    assert log_line({"loss": 2, "minutes_left": 1}, state) == "update 3,000  loss 2.000  1.0 min left"
-    assert log_line({"train_runtime": 3}, state) == ""
-    scores = {"bleu": 20.123, "chrf": 40, "exact_match": 5.55, "bleu_de": 30, "comet": 0.5, "own": 7, "samples": 9}
-    logs = {f"eval_{name}": value for name, value in ({"loss": 1, "runtime": 3} | scores).items()}
-    line = log_line(logs, state)
+    assert log_line(logs | more, STATE) == f"{line}  2 updates skipped  59 s left"
+    endless: Any = SimpleNamespace(global_step=3000, max_steps=-1)
+    assert log_line({"loss": 2, "minutes_left": 1}, endless) == "update 3,000  loss 2.000  1.0 min left"
+    assert log_line({"train_runtime": 3}, endless) == ""
+
+
+def test_scores_of_the_log_are_one_line() -> None:
+    scores = {
+        "eval_loss": 1,
+        "eval_runtime": 3,
+        "eval_bleu": 20.123,
+        "eval_chrf": 40,
+        "eval_exact_match": 5.55,
+        "eval_bleu_de": 30,
+        "eval_comet": 0.5,
+        "eval_own": 7,
+        "eval_samples": 9,
+    }
+    line = log_line(scores, STATE)
     assert line.startswith("update 3,000  validation  loss 1.000  BLEU 20.12  chrF 40.00  exact match 5.5 %  3.0 s  ")
-    assert "de 30.00" in line and "own 7.00" in line and "samples" not in line
-    assert [duration(seconds) for seconds in (0.4, 59, 60, 90, 60_000)] == [
-        "0 s",
-        "59 s",
-        "1.0 min",
-        "1.5 min",
-        "1,000.0 min",
-    ]
+    assert "de 30.00" in line
+    assert "own 7.00" in line
+    assert "samples" not in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.4, "0 s"), (59, "59 s"), (60, "1.0 min"), (90, "1.5 min"), (60_000, "1,000.0 min")],
+)
+def test_duration_is_in_seconds_or_minutes(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
 
 
 def test_samples_are_other_sentences_and_short() -> None:
     texts = [f"{number} ".ljust(150 + number % 2, "x") for number in range(8)]
     pairs = [{"source": text, "target": "a"} for text in texts]
-    rows: list[Any] = [None, range(8), [7, 6, 5, 4, 3, 2, 1, 0]]
     tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a"], **SPECIAL_TOKENS)
+    places = [int((number + 0.5) * (1 + 5**0.5) / 2 % 1 * 8) for number in range(5)]
+    rows: list[Any] = [None, range(8), [7, 6, 5, 4, 3, 2, 1, 0]]
     for chosen in rows:
         samples = SampleTranslations(pairs, lambda chosen=chosen: chosen)
         compute = samples.taken_from(lambda _: {}, tokenizer)
@@ -110,7 +152,6 @@ def test_samples_are_other_sentences_and_short() -> None:
         for _ in range(5):
             compute(EvalPrediction(predictions=np.full((8, 2), 4), label_ids=None))
             shown += [line.split(None, 1)[1] for line in samples.lines() if line.startswith("  source ")]
-        places = [int((number + 0.5) * (1 + 5**0.5) / 2 % 1 * 8) for number in range(5)]
         expected = [texts[(chosen or range(8))[place]] for place in places]
         assert shown == [text if len(text) == 150 else f"{text[:147]}..." for text in expected]
         compute(EvalPrediction(predictions=[], label_ids=None))

@@ -1,5 +1,6 @@
 """Faults of sequences, normalisers and symbols: one clear line or a count, and nothing is lost."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +13,52 @@ from hf_vanilla_transformer.text import save_tokenizers
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.normalization import import_normalizer
-from tests.trainer_helpers import run_tiny
+from tests.model_helpers import error_of
+from tests.trainer_helpers import run_tiny, write_pairs
 
 PAIRS = [("CCO", "CC=O"), ("c1ccccc1", "C1CCCCC1"), ("CC(=O)O", "CCO"), ("[Na+].[OH-]", "O")] * 3
-SETTINGS = {"vocab_size": None, "max_steps": 1, "per_device_train_batch_size": 4, "generation_max_length": 8}
+SETTINGS = {
+    "vocab_size": None,
+    "max_steps": 1,
+    "per_device_train_batch_size": 4,
+    "generation_max_length": 8,
+}
 
 
-def write_sides(folder: Path, pairs: list[tuple[str, str]], end: str = "\n") -> list[str]:
-    names = [folder / "train.products", folder / "train.reactants"]
-    for side, name in enumerate(names):
-        name.write_bytes("".join(pair[side] + end for pair in pairs).encode())
-    return [str(name) for name in names]
+def write_sides(folder: Path, pairs: list[tuple[str, str]]) -> list[Path]:
+    return write_pairs(folder, pairs)["train"]
 
 
-def run(folder: Path, **flags: Any) -> dict[str, Any]:
-    return run_tiny(folder / "run", **SETTINGS | flags)
+def run(folder: Path, pairs: list[tuple[str, str]], **flags: Any) -> dict[str, Any]:
+    return run_tiny(folder / "run", **SETTINGS | flags, train=write_sides(folder, pairs))
+
+
+def symbols_of(pairs: list[tuple[str, str]], tokens: str) -> Any:
+    return train_symbol_tokenizer([(text, 1) for pair in pairs for text in pair], tokens)
 
 
 def test_empty_and_long_pairs_are_counted_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    pairs = [*PAIRS, ("CCO", ""), ("", "C"), ("C" * 10_000, "C"), ("C", "N" * 10_000), ("C" * 511, "O" * 511)]
+    longest = [("C" * 10_000, "C"), ("C", "N" * 10_000), ("C" * 511, "O" * 511)]
+    pairs = [*PAIRS, ("CCO", ""), ("", "C"), *longest]
     limits = {"max_source_length": 512, "max_target_length": 512}
-    results = run(tmp_path, train=write_sides(tmp_path, pairs), tokens="smiles", **limits)
+    results = run(tmp_path, pairs, tokens="smiles", **limits)
     printed = capsys.readouterr().out
     assert results["train_updates"] == 1
-    assert "1 empty target (line 13)" in printed.replace("targets", "target").replace("lines", "line"), printed
-    assert "1 empty source (line 14)" in printed.replace("sources", "source").replace("lines", "line"), printed
-    report = encode_pairs(
-        load_pairs(write_sides(tmp_path, pairs))[0],
-        train_symbol_tokenizer([(text, 1) for pair in pairs for text in pair], "smiles"),
-        max_source_length=512,
-        max_target_length=512,
-        drop_too_long=True,
-    )[1]
-    assert report.too_long == 2 and report.summary() in printed
-    assert "15" in report.summary() and "16" in report.summary() and "17" not in report.summary()
+    assert "1 empty target (line 13)" in printed
+    assert "1 empty source (line 14)" in printed
+    loaded, _ = load_pairs(write_sides(tmp_path, pairs))
+    _, report = encode_pairs(loaded, symbols_of(pairs, "smiles"), drop_too_long=True, **limits)
+    assert report.first_lines == [15, 16]
+    assert report.too_long == 2
+    assert report.summary() in printed
 
 
 def test_line_ends_are_no_symbols(tmp_path: Path) -> None:
-    mixed = write_sides(tmp_path, PAIRS, "\r\n")
-    lines = Path(mixed[1]).read_bytes().split(b"\r\n")
-    Path(mixed[1]).write_bytes(b"\n".join(lines[:4]) + b"\r\n" + b"\r\n".join(lines[4:]))
-    loaded, report = load_pairs(mixed)
+    paths = write_sides(tmp_path, PAIRS)
+    lines = paths[1].read_bytes().splitlines()
+    paths[1].write_bytes(b"\n".join(lines[:4]) + b"\r\n" + b"\r\n".join(lines[4:]))
+    paths[0].write_bytes(paths[0].read_bytes().replace(b"\n", b"\r\n"))
+    loaded, report = load_pairs(paths)
     assert list(zip(loaded["source"], loaded["target"], strict=True)) == PAIRS
     assert report.kept == len(PAIRS)
 
@@ -60,34 +66,32 @@ def test_line_ends_are_no_symbols(tmp_path: Path) -> None:
 def test_tabs_inside_are_symbols_of_plain_text(tmp_path: Path) -> None:
     pairs = [("a\tb", "c\td"), ("\tx", "y")]
     loaded, _ = load_pairs(write_sides(tmp_path, pairs))
-    assert loaded["source"][0] == "a\tb" and loaded["target"][0] == "c\td"
-    tokenizer = train_symbol_tokenizer([(text, 1) for pair in pairs for text in pair], "chars")
+    assert loaded["source"][0] == "a\tb"
+    assert loaded["target"][0] == "c\td"
+    tokenizer = symbols_of(pairs, "chars")
     assert tokenizer.decode(tokenizer("a\tb")["input_ids"], skip_special_tokens=True) == "a\tb"
     with pytest.raises(UserError, match=r"line 1: the source has 'a\\tb': one space separates"):
         train_symbol_tokenizer([("a\tb", 1)], "words", side="source")
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_symbols_that_a_loaded_tokenizer_lacks_are_an_error_of_training(tmp_path: Path, side: int) -> None:
-    known = train_symbol_tokenizer([(text, 1) for pair in PAIRS for text in pair], "smiles")
-    save_tokenizers(tmp_path / "tokenizer", known)
-    pairs = [*PAIRS[:5], ("CCP", "CC") if side == 0 else ("CC", "CCP"), *PAIRS]
-    name = ("source", "target")[side]
-    with pytest.raises(UserError, match=f"line 6: the {name} has 'P', which the tokenizer does not know") as error:
-        run(tmp_path, train=write_sides(tmp_path, pairs), tokenizer_name=str(tmp_path / "tokenizer"))
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(("side", "pair"), [("source", ("CCP", "CC")), ("target", ("CC", "CCP"))])
+def test_symbols_that_a_loaded_tokenizer_lacks_are_an_error_of_training(
+    tmp_path: Path, side: str, pair: tuple[str, str]
+) -> None:
+    save_tokenizers(tmp_path / "tokenizer", symbols_of(PAIRS, "smiles"))
+    message = error_of(run, tmp_path, [*PAIRS[:5], pair, *PAIRS], tokenizer_name=tmp_path / "tokenizer")
+    assert f"line 6: the {side} has 'P', which the tokenizer does not know" in message
 
 
 def test_text_that_is_no_token_is_an_error_of_training(tmp_path: Path) -> None:
-    pairs = [*PAIRS, ("CC日O", "C")]
-    with pytest.raises(UserError, match="line 13: .* has '日' at character 3, which is no token of tokens=smiles"):
-        run(tmp_path, train=write_sides(tmp_path, pairs), tokens="smiles")
+    message = error_of(run, tmp_path, [*PAIRS, ("CC日O", "C")], tokens="smiles")
+    assert re.search("line 13: .* has '日' at character 3, which is no token of tokens=smiles", message)
 
 
 def test_unknown_symbols_of_validation_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     table = tmp_path / "valid.tsv"
     table.write_text("source\ttarget\nCCO\tCC\nCCP\tCC\nCC\tBr\n", encoding="utf-8")
-    results = run(tmp_path, train=write_sides(tmp_path, PAIRS), validation=str(table), tokens="smiles")
+    results = run(tmp_path, PAIRS, validation=table, tokens="smiles")
     assert results["eval_sentences"] == 3
     printed = capsys.readouterr().out
     assert "validation: 2 of 3 pairs have symbols that the training text lacks (lines 3, 4)" in printed
@@ -115,12 +119,13 @@ def normalizers(own_modules: Path) -> None:
 def test_normaliser_that_always_fails_is_refused_before_training(tmp_path: Path) -> None:
     table = tmp_path / "valid.tsv"
     table.write_text("source\ttarget\nCCO\tCC\n", encoding="utf-8")
-    flags = {"train": write_sides(tmp_path, PAIRS), "validation": str(table), "tokens": "smiles"}
+    flags = {"validation": table, "tokens": "smiles"}
     for name, reason in (("broken", "NameError: name 'Chem' is not defined"), ("nothing", "None for 'CC'")):
+        path = f"normalizers_of_faults:{name}"
         with pytest.raises(UserError, match=f"normalize: all 1 references are invalid; {reason}"):
-            run(tmp_path, **flags, normalize=f"normalizers_of_faults:{name}")
+            run(tmp_path, PAIRS, **flags, normalize=path)
         with pytest.raises(UserError, match=f"normalize: all 2 references are invalid; {reason[:8]}"):
-            score_translations(["a", "b"], ["a", "c"], normalize=import_normalizer(f"normalizers_of_faults:{name}"))
+            score_translations(["a", "b"], ["a", "c"], normalize=import_normalizer(path))
     with pytest.raises(UserError, match="normalize: normalizers_of_faults:number is no function"):
         import_normalizer("normalizers_of_faults:number")
 

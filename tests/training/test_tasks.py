@@ -52,55 +52,65 @@ def run(folder: Path, **flags: Any) -> dict[str, Any]:
     return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags(SETTINGS | flags)]))
 
 
-def splits(folder: Path) -> dict[str, Any]:
-    table = write_rows(folder / "rings.tsv", RINGS)
+@pytest.fixture
+def splits(tmp_path: Path) -> dict[str, Any]:
+    table = write_rows(tmp_path / "rings.tsv", RINGS)
     return {"train": table, "validation": table, "test": table}
 
 
-@pytest.mark.parametrize("average", [{}, {"average_last": 2}])
+def arguments(**flags: Any) -> tuple[Any, int]:
+    """Those of the data, and the seed."""
+    _, data_args, args = parse_recipe(as_flags({"output_dir": "unused", **flags}))
+    return data_args, args.seed
+
+
+@pytest.mark.parametrize("flags", [{"tokens": "smiles"}, {"average_last": 2}])
 def test_fine_tuning_takes_the_task_of_its_base_model(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, average: dict[str, Any]
+    base: Path,
+    splits: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    flags: dict[str, Any],
 ) -> None:
-    results = run(tmp_path / "run", model_name_or_path=str(base), **splits(tmp_path), **average)
+    results = run(tmp_path / "run", model_name_or_path=str(base), **splits, **flags)
     assert {"test_exact_match", "eval_token_error_rate", "before_test_exact_match"} <= results.keys()
     assert not [name for name in results if "bleu" in name or "chrf" in name]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     printed = "".join(capsys.readouterr())
     assert WORDS_OF_LANGUAGES.findall(printed + card) == []
     assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
-    if average:
-        assert "eval_exact_match_averaged" in results
+    assert ("eval_exact_match_averaged" in results) == ("average_last" in flags)
 
 
-def test_resumed_fine_tuning_keeps_the_task(base: Path, tmp_path: Path) -> None:
-    flags = {"model_name_or_path": str(base), **splits(tmp_path), "save_strategy": "steps"}
-    run(tmp_path / "run", **flags, max_steps=1, lr_scheduler_type="constant")
-    results = run(tmp_path / "run", **flags, max_steps=2, lr_scheduler_type="constant", resume_from_checkpoint="true")
+@pytest.mark.parametrize("fine_tuned", [True, False])
+def test_resumed_run_keeps_the_task(base: Path, splits: dict[str, Any], tmp_path: Path, fine_tuned: bool) -> None:
+    own = {"model_name_or_path": str(base)} if fine_tuned else {**SMALL_SIZES, "tokens": "smiles"}
+    flags = {**splits, **own, "lr_scheduler_type": "constant"}
+    run(tmp_path / "run", **flags, max_steps=1)
+    results = run(tmp_path / "run", **flags, resume_from_checkpoint="true")
     assert results["train_updates"] == 2
     assert not [name for name in results if "bleu" in name]
 
 
-def test_resumed_run_keeps_the_task_of_its_tokens(tmp_path: Path) -> None:
-    flags = {**SMALL_SIZES, **splits(tmp_path), "tokens": "smiles", "lr_scheduler_type": "constant"}
-    run(tmp_path / "run", **flags, max_steps=1)
-    results = run(tmp_path / "run", **flags, max_steps=2, resume_from_checkpoint="true")
-    assert results["train_updates"] == 2 and "test_bleu" not in results
-
-
-def test_tokens_of_a_base_model_cannot_change(base: Path, tmp_path: Path) -> None:
-    flags = {"model_name_or_path": str(base), **splits(tmp_path)}
-    assert "tokens: chars: fine-tuning keeps the tokenizer" in error_of(run, tmp_path / "run", **flags, tokens="chars")
-    assert "target_tokens: words: fine-tuning keeps" in error_of(run, tmp_path / "run", **flags, target_tokens="words")
-    assert run(tmp_path / "run", **flags, tokens="smiles")["train_updates"] == 2
+@pytest.mark.parametrize("flags", [{"tokens": "chars"}, {"target_tokens": "words"}])
+def test_tokens_of_a_base_model_cannot_change(
+    base: Path, splits: dict[str, Any], tmp_path: Path, flags: dict[str, str]
+) -> None:
+    ((name, value),) = flags.items()
+    message = error_of(run, tmp_path / "run", model_name_or_path=str(base), **splits, **flags)
+    assert f"{name}: {value}: fine-tuning keeps the tokenizer" in message
 
 
 @pytest.mark.parametrize("task", ["sequence", None])
-def test_loaded_tokenizers_have_the_task_of_the_run(tmp_path: Path, task: str | None) -> None:
-    save_tokenizers(tmp_path / "tokenizer", train_tokenizer([text for pair in RINGS for text in pair], 300))
-    flags: dict[str, Any] = {"tokenizer_name": str(tmp_path / "tokenizer"), **SMALL_SIZES, **splits(tmp_path)}
-    results = run(tmp_path / "run", **flags, **({"task": task} if task else {}))
+def test_loaded_tokenizers_have_the_task_of_the_run(splits: dict[str, Any], tmp_path: Path, task: str | None) -> None:
+    texts = [text for pair in RINGS for text in pair]
+    save_tokenizers(tmp_path / "tokenizer", train_tokenizer(texts, 300))
+    flags = {"tokenizer_name": str(tmp_path / "tokenizer"), **SMALL_SIZES, **splits}
+    if task:
+        flags["task"] = task
+    results = run(tmp_path / "run", **flags)
     assert ("test_bleu" in results) is (task is None)
-    tokenizer = load_tokenizers(tmp_path / "run")[0]
+    tokenizer, _ = load_tokenizers(tmp_path / "run")
     assert tokenizer_task(tokenizer) == (task or "language")
     assert tokenizer.init_kwargs["normalize_source"] is (task is None)
 
@@ -108,31 +118,26 @@ def test_loaded_tokenizers_have_the_task_of_the_run(tmp_path: Path, task: str | 
 def test_molecules_that_differ_in_case_are_different(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     table = write_rows(tmp_path / "train.tsv", RINGS[:1])
     other = write_rows(tmp_path / "valid.tsv", RINGS[1:])
-    flags = as_flags({"output_dir": "unused", "train": table, "validation": other, "tokens": "smiles"})
-    _, data_args, args = parse_recipe(flags)
-    load_corpus(data_args, args.seed)
+    load_corpus(*arguments(train=table, validation=other, tokens="smiles"))
     assert "trained on" not in capsys.readouterr().out
-    _, data_args, args = parse_recipe([*flags, "--validation", table])
-    load_corpus(data_args, args.seed)
+    load_corpus(*arguments(train=table, validation=table, tokens="smiles"))
     assert "1 of 1 validation pairs have a source that is trained on" in capsys.readouterr().out
 
 
 def test_held_out_molecules_leave_others_of_another_case_in_training(tmp_path: Path) -> None:
-    molecules = [f"{'C' * n}c1ccccc1" for n in range(1, 21)]
-    pairs = [(each, "O") for one in molecules for each in (one, one.upper())]
-    table = write_rows(tmp_path / "train.tsv", pairs)
-    flags = {"output_dir": "unused", "train": table, "tokens": "smiles", "held_out_pairs": 4}
-    _, data_args, args = parse_recipe(as_flags(flags))
-    corpus = load_corpus(data_args, args.seed)
+    rings = [f"{'C' * n}c1ccccc1" for n in range(1, 21)]
+    molecules = [*rings, *map(str.upper, rings)]
+    table = write_rows(tmp_path / "train.tsv", [(each, "O") for each in molecules])
+    corpus = load_corpus(*arguments(train=table, tokens="smiles", held_out_pairs=4))
     held_out = set(corpus.pairs["validation"]["source"])
     assert len(held_out) == 4
-    assert set(corpus.pairs["train"]["source"]) == {source for source, _ in pairs} - held_out
+    assert set(corpus.pairs["train"]["source"]) == set(molecules) - held_out
 
 
 @pytest.mark.parametrize(("tokens", "text"), [("chars", "XyZ"), ("words", "AA Bb")])
 def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
     tokenizer = train_symbol_tokenizer([(text, 1)], tokens, lowercase=True)
-    _, data_args, _ = parse_recipe(as_flags({"output_dir": "unused", "train": "x.tsv", "lowercase": "true"}))
+    data_args, _ = arguments(train="x.tsv", lowercase="true")
     match_case((tokenizer, tokenizer), data_args)
     assert data_args.bleu_lowercase
     kept = train_symbol_tokenizer([(text, 1)], tokens)
@@ -142,9 +147,8 @@ def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
 @pytest.mark.parametrize("tokens", [{"source_tokens": "chars", "target_tokens": "words"}, {"tokens": "bpe"}])
 def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str]) -> None:
     table = write_rows(tmp_path / "words.tsv", [("cat", "K AE T"), ("dog", "D AO G")])
-    flags = {"output_dir": "unused", "train": table, "source_lowercase": "true", **tokens}
-    _, data_args, args = parse_recipe(as_flags(flags))
-    corpus = load_corpus(data_args, args.seed)
+    data_args, seed = arguments(train=table, source_lowercase="true", **tokens)
+    corpus = load_corpus(data_args, seed)
     source, target = train_tokenizers(corpus, 300, data_args)
     match_case((source, target), data_args)
     assert not data_args.bleu_lowercase
@@ -152,11 +156,12 @@ def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str])
     assert source.decode(source("DoG")["input_ids"], skip_special_tokens=True) == "dog"
     assert target.decode(target("K AE T")["input_ids"], skip_special_tokens=True) == "K AE T"
     error = error_of(match_case, (target, target), data_args)
-    assert error.startswith("source_lowercase: True: ") and "keeps capitals" in error
+    assert error.startswith("source_lowercase: True: ")
+    assert "keeps capitals" in error
     data_args.bidirectional = True
-    assert "source_lowercase" in error_of(load_corpus, data_args, args.seed)
+    assert "source_lowercase" in error_of(load_corpus, data_args, seed)
 
 
-def test_perturbations_of_text_are_refused_for_molecules(tmp_path: Path) -> None:
+def test_perturbations_of_text_are_refused_for_molecules(splits: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="augment: upper=0.5: .*rewrite"):
-        run(tmp_path / "run", **splits(tmp_path), tokens="smiles", augment="upper=0.5")
+        run(tmp_path / "run", **splits, tokens="smiles", augment="upper=0.5")

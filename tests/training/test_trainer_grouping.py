@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
 
@@ -11,7 +10,7 @@ from hf_vanilla_transformer.batches import batching
 from hf_vanilla_transformer.batches.batching import LengthGroupedSampler, pair_lengths
 from hf_vanilla_transformer.training.run.arguments import RunArguments
 from tests.model_helpers import error_of, tiny_model
-from tests.trainer_helpers import make_trainer
+from tests.trainer_helpers import collate, make_trainer
 
 BATCH = 16
 
@@ -21,7 +20,8 @@ def lengths():
     """Lengths of 1,000 pairs, correlated as in real text: targets are 0.7 to 1.5 times as long."""
     rng = np.random.default_rng(0)
     source = rng.integers(3, 40, 1000)
-    return source, np.maximum(1, (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int))
+    target = (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int)
+    return source, np.maximum(1, target)
 
 
 def batches(sampler, size=BATCH):
@@ -31,23 +31,28 @@ def batches(sampler, size=BATCH):
 
 def padding_share(found, lengths):
     """The share of both sides' tokens that is padding."""
+    tokens = sum(side.sum() for side in lengths)
     padded = sum(len(batch) * side[batch].max() for batch in found for side in lengths)
-    return 1 - sum(side.sum() for side in lengths) / padded
+    return 1 - tokens / padded
 
 
 def test_pair_lengths_are_of_both_sides_after_transforms(monkeypatch):
     monkeypatch.setattr(batching, "ROWS_PER_READ", 2)  # read in several batches
-    data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
+    columns = {
+        "input_ids": [[5, 2], [2], [5, 6, 2]],
+        "labels": [[2], [7, 8, 9, 2], [7, 2]],
+    }
+    data = Dataset.from_dict(columns)
 
     def longer(batch):
-        return {name: [[*ids, 9] for ids in batch[name]] for name in ("input_ids", "labels")}
+        return {name: [[*ids, 9] for ids in batch[name]] for name in columns}
 
-    for more, each in enumerate((data, data.with_transform(longer))):
-        source, target = pair_lengths(each)
-        assert source.tolist() == [2 + more, 1 + more, 3 + more]
-        assert target.tolist() == [1 + more, 4 + more, 2 + more]
-    source, target = pair_lengths(data.select([2, 0]))
-    assert source.tolist() == [3, 2] and target.tolist() == [2, 1]
+    def lists(data):
+        return [lengths.tolist() for lengths in pair_lengths(data)]
+
+    assert lists(data) == [[2, 1, 3], [1, 4, 2]]
+    assert lists(data.with_transform(longer)) == [[3, 2, 4], [2, 5, 3]]
+    assert lists(data.select([2, 0])) == [[3, 2], [2, 1]]
 
 
 def test_length_groups_pad_less_than_grouping_by_source(lengths):
@@ -60,19 +65,19 @@ def test_length_groups_pad_less_than_grouping_by_source(lengths):
 
 def test_batches_are_consecutive_among_the_sorted_pairs(lengths):
     """By buckets of two tokens of the source, whose borders shift, then by the target."""
+    source, target = lengths
     sampler = LengthGroupedSampler(*lengths, BATCH, seed=1)
     shifts = set()
     for epoch in range(8):
         sampler.set_epoch(epoch)
         *whole, last = batches(sampler)
         for shift in (0, 1):
-            keys = list(zip((lengths[0] + shift) // 2, lengths[1], strict=True))
-            ordered = sorted(keys[row] for batch in whole for row in batch)
-            sorted_batches = sorted(sorted(keys[row] for row in batch) for batch in whole)
+            keys = list(zip((source + shift) // 2, target, strict=True))
+            found = sorted(sorted(keys[row] for row in batch) for batch in whole)
             rest = sorted(keys[row] for row in last)
-            keys.sort()
-            places = (keys[place : place + len(rest)] for place in range(len(keys)))
-            if sorted_batches == batches(ordered) and rest in places:
+            in_order = sorted(keys)
+            places = (in_order[place : place + len(rest)] for place in range(1000))
+            if found == batches(sorted(sum(found, []))) and rest in places:
                 shifts.add(shift)
                 break
         else:
@@ -83,19 +88,21 @@ def test_batches_are_consecutive_among_the_sorted_pairs(lengths):
 @pytest.mark.parametrize("count", [5, 1000])
 def test_incomplete_batch_is_from_all_lengths(lengths, count):
     """`dataloader_drop_last` leaves it out."""
-    sides = [side[:count] for side in lengths]
-    sampler = LengthGroupedSampler(*sides, BATCH, seed=1)
+    source, target = (side[:count] for side in lengths)
+    sampler = LengthGroupedSampler(source, target, BATCH, seed=1)
     rest = count % BATCH
     left_out = []
     for epoch in range(60):
         sampler.set_epoch(epoch)
         order = list(sampler)
-        assert order == list(sampler) and sorted(order) == list(range(count))
+        assert order == list(sampler)
+        assert sorted(order) == list(range(count))
         left_out.append(order[count - rest :])
     if count > BATCH:
-        means = [sides[0][last].mean() for last in left_out]
-        quarters = np.quantile(sides[0], [0.25, 0.75])
-        assert min(means) < quarters[0] and max(means) > quarters[1]
+        means = [source[last].mean() for last in left_out]
+        lower, upper = np.quantile(source, [0.25, 0.75])
+        assert min(means) < lower
+        assert max(means) > upper
         times = np.bincount(np.concatenate(left_out), minlength=count)
         assert times.max() <= 6  # 60 · 8 / 1,000 is 0.5 on average
 
@@ -103,13 +110,23 @@ def test_incomplete_batch_is_from_all_lengths(lengths, count):
 def trainer(folder, count=26, collator=None, **settings):
     rng = np.random.default_rng(1)
 
-    def side(salt):  # each row begins with its number, to identify the rows of a batch
-        return [[4 + row] + [4] * int(rng.integers(salt, salt + 6)) + [2] for row in range(count)]
+    def side(shortest):  # each row begins with its number, to identify the rows of a batch
+        sizes = rng.integers(shortest, shortest + 6, count)
+        return [[4 + row, *[4] * size, 2] for row, size in enumerate(sizes)]
 
-    settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "disable_tqdm": True, **settings}
+    args = RunArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        learning_rate=0.01,
+        save_strategy="no",
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        **settings,
+    )
     return VanillaTransformerTrainer(
         model=tiny_model(),
-        args=RunArguments(output_dir=str(folder), use_cpu=True, learning_rate=0.01, save_strategy="no", **settings),
+        args=args,
         train_dataset=Dataset.from_dict({"input_ids": side(1), "labels": side(2)}),
         data_collator=collator,
     )
@@ -144,17 +161,13 @@ def test_trainer_reads_every_pair_once_per_epoch_in_a_new_order(tmp_path):
 
     def collator(rows):
         seen.append([row["input_ids"][0] - 4 for row in rows])
-        columns = ("input_ids", "labels")
-        longest = {name: max(len(row[name]) for row in rows) for name in columns}
-        filled = {name: [row[name] + [1] * (longest[name] - len(row[name])) for row in rows] for name in columns}
-        ids, labels = (torch.tensor(filled[name]) for name in columns)
-        return {"input_ids": ids, "attention_mask": ids.ne(1).long(), "labels": labels.masked_fill(labels == 1, -100)}
+        return collate(rows)
 
     made = trainer(tmp_path, collator=collator)
     made.train()
     assert made.state.global_step == 14
     first, second = seen[:7], seen[7:]
     for epoch in (first, second):
-        assert sorted(row for batch in epoch for row in batch) == list(range(26))
+        assert sorted(sum(epoch, [])) == list(range(26))
         assert [len(batch) for batch in epoch] == [4] * 6 + [2]
     assert first != second
