@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla_transformer.batches import encode_pairs, with_augmentation
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, parse_augment
-from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
 ROWS = 200
@@ -26,16 +25,21 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def encoded(tokenizer):
-    return encode_pairs(Dataset.from_dict({"source": SOURCES, "target": TARGETS}), tokenizer, drop_too_long=True)[0]
+    return encode(SOURCES, TARGETS, tokenizer)
+
+
+def encode(source, target, tokenizer):
+    pairs, _ = encode_pairs(Dataset.from_dict({"source": source, "target": target}), tokenizer, drop_too_long=True)
+    return pairs
 
 
 def texts_of(data, tokenizer, epoch):
     data.set_epoch(epoch)
     rows = [data[row] for row in range(len(data))]
-    assert all(row[side][-1] == tokenizer.eos_token_id for row in rows for side in ("input_ids", "labels"))
-    columns = [
-        [tokenizer.decode(row[side], skip_special_tokens=True) for row in rows] for side in ("input_ids", "labels")
-    ]
+    columns = []
+    for side in ("input_ids", "labels"):
+        assert all(row[side][-1] == tokenizer.eos_token_id for row in rows)
+        columns.append(tokenizer.batch_decode([row[side] for row in rows], skip_special_tokens=True))
     return list(zip(*columns, strict=True))
 
 
@@ -66,12 +70,14 @@ def test_each_kind_has_its_probability(encoded, tokenizer):
         "copy": 0.05,
         "noise": 0.05,
     }
-    data, counts, epochs = with_augmentation(encoded, tokenizer, augment=augment, seed=3), Counter(), 12
-    for epoch in range(epochs):
+    data = with_augmentation(encoded, tokenizer, augment=augment, seed=3)
+    counts = Counter()
+    for epoch in range(12):
         counts.update(kind_of(*texts, line) for line, texts in enumerate(texts_of(data, tokenizer, epoch)))
+    trials = 12 * ROWS
     for name, share in augment.items():
-        trials = epochs * ROWS
-        assert abs(counts[name] / trials - share) < 4 * (share * (1 - share) / trials) ** 0.5, (name, counts)
+        deviation = (share * (1 - share) / trials) ** 0.5
+        assert abs(counts[name] / trials - share) < 4 * deviation, (name, counts)
 
 
 def test_choice_depends_on_seed_epoch_and_line_alone(encoded, tokenizer):
@@ -95,7 +101,8 @@ def test_changes_follow_each_other(encoded, tokenizer):
     plain = with_augmentation(encoded, tokenizer, augment=augment)
     both = with_augmentation(plain, tokenizer, augment={"upper": 1.0})
     upper = [(source.upper(), target.upper()) for source, target in texts_of(plain, tokenizer, 1)]
-    assert texts_of(both, tokenizer, 1) == upper and both.encoded is encoded
+    assert texts_of(both, tokenizer, 1) == upper
+    assert both.encoded is encoded
     merged = with_augmentation(plain, tokenizer, augment={"merge": 1.0})
     assert all(" . " in source for source, _ in texts_of(merged, tokenizer, 1))
 
@@ -106,20 +113,19 @@ def test_pairs_stay_within_the_limits(encoded, tokenizer):
     assert texts_of(data, tokenizer, 0) == list(zip(SOURCES, TARGETS, strict=True))
 
 
-def test_impossible_augmentation_is_refused(encoded, tokenizer):
+def test_impossible_augmentation_is_refused():
     for item in ("upper", "upper=x", "upside=0.1", "upper=-0.1", "upper=2"):
         assert error_of(parse_augment, [item]).startswith("augment: ")
     assert "add up to" in error_of(parse_augment, ["upper=0.6", "title=0.6"])
     letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))
     poor = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
-    pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
-    with pytest.raises(UserError, match="augment: "):
-        with_augmentation(encode_pairs(pairs, poor, drop_too_long=True)[0], poor, augment={"upper": 0.1})
+    pairs = encode(["one two", "three four"], ["eins", "zwei"], poor)
+    assert error_of(with_augmentation, pairs, poor, augment={"upper": 0.1}).startswith("augment: ")
 
 
 def test_capitals_are_those_of_the_language():
     texts = ["istanbul ilk"] * 20
     tokenizer = train_tokenizer([*texts, "İSTANBUL İLK", "ISTANBUL ILK"] * 3, vocab_size=300)
-    pairs = encode_pairs(Dataset.from_dict({"source": texts, "target": texts}), tokenizer, drop_too_long=True)[0]
+    pairs = encode(texts, texts, tokenizer)
     data = with_augmentation(pairs, tokenizer, augment={"upper": 1.0}, languages=[("tr", "en")])
     assert set(texts_of(data, tokenizer, 0)) == {("İSTANBUL İLK", "ISTANBUL ILK")}

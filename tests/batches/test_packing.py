@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch.utils.data import ConcatDataset, Subset
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -44,7 +43,7 @@ Row = dict[str, list[int]]
 Batch = dict[str, Tensor]
 
 _rng = np.random.default_rng(1)
-ROWS: list[Row] = [
+ROWS = [
     {
         "input_ids": _rng.integers(4, 40, source).tolist(),
         "labels": _rng.integers(4, 40, target).tolist(),
@@ -198,21 +197,6 @@ def test_stock_trainer_packs_with_the_collator(trainer_class: type[Seq2SeqTraine
     assert_same_gradients(packed, weights(padded_batch))
 
 
-def test_plain_loop_packs_with_accelerate() -> None:
-    accelerator = Accelerator(cpu=True)
-
-    def loss(collator: Any) -> float:
-        loader = DataLoader(ROWS[:24], 24, collate_fn=collator)
-        model, loader = accelerator.prepare(tiny_model().train(), loader)
-        (batch,) = loader
-        outputs = model(**batch)
-        accelerator.backward(outputs.loss)
-        return outputs.loss.item()
-
-    packed = loss(PackedCollator(tiny_model().config, 64, 64))
-    assert packed == pytest.approx(loss(padded_batch), rel=1e-6)
-
-
 def test_segments_that_cannot_be_masked_are_refused() -> None:
     model = tiny_model()
     batch = PackedCollator(model.config, 32, 40)(ROWS[:4])
@@ -221,7 +205,7 @@ def test_segments_that_cannot_be_masked_are_refused() -> None:
         return batch | {name: batch[name][:, :-1]}
 
     encoded = {"encoder_outputs": (torch.zeros(*batch["input_ids"].shape, 16),)}
-    refused: list[tuple[str, dict[str, Any]]] = [
+    refused = [
         ("segment_ids", without(batch, "segment_ids")),
         ("decoder_segment_ids", without(batch, "decoder_segment_ids")),
         ("segment_ids", shorter("segment_ids")),
@@ -248,7 +232,7 @@ def packed_forward(repository: Path) -> Any:
     """The function of the guide."""
     guide = (repository / "scripts" / "docs" / "scale.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    names: dict[str, Any] = {}
+    names = {}
     exec(code, names)
     return names["packed_forward"]
 
@@ -333,7 +317,7 @@ def rows_by_the_rule(kinds: list[Lengths], places: Lengths) -> list[list[Lengths
         if min(free_shares([kind], places)) < 0:
             rows += [[kind]] * left.pop(kind)
     while left.total():
-        row: list[Lengths] = []
+        row = []
         while True:
             candidates = []
             for kind in +left:
@@ -482,7 +466,7 @@ def targets_of(batch: Batch) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("collator", [None, padded_batch])
 def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, collator: Any) -> None:
     """Augmented ones are dealt anew, and those of an own collator stay in their batches."""
-    data: Any = Changing() if collator else RedrawnDataset(Dataset.from_list(ROWS), doubled)
+    data = Changing() if collator else RedrawnDataset(Dataset.from_list(ROWS), doubled)
     targets = []
     counts = []
     for rank in range(world_size):

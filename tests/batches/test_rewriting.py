@@ -11,14 +11,15 @@ from hf_vanilla_transformer.batches.rewriting import with_rewriting
 from hf_vanilla_transformer.text.symbol_tokenizers import train_any_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 
-PAIRS = [(" ".join("abcdef"[: 2 + number % 5]), " ".join("xyzuvw"[: 2 + number % 5])) for number in range(40)]
+SIZES = [2 + number % 5 for number in range(40)]
+PAIRS = [(" ".join("abcdef"[:size]), " ".join("xyzuvw"[:size])) for size in SIZES]
 
 
 def both_together(source: str, target: str, draw: Random) -> tuple[str, str]:
     """The same order for source and target."""
-    order = list(range(len(source.split())))
-    draw.shuffle(order)
-    return " ".join(source.split()[place] for place in order), " ".join(target.split()[place] for place in order)
+    words = list(zip(source.split(), target.split(), strict=True))
+    draw.shuffle(words)
+    return " ".join(word for word, _ in words), " ".join(word for _, word in words)
 
 
 def source_alone(source: str, target: str, draw: Random) -> tuple[str, str]:
@@ -32,7 +33,8 @@ def tokenizer():
 
 
 def rewritten(tokenizer, rewrite, epoch=0, **settings):
-    pairs = Dataset.from_list([{"source": source, "target": target} for source, target in PAIRS])
+    source, target = zip(*PAIRS, strict=True)
+    pairs = Dataset.from_dict({"source": source, "target": target})
     encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
     changed = with_rewriting(encoded, tokenizer, rewrite=rewrite, **settings)
     changed.set_epoch(epoch)
@@ -47,16 +49,17 @@ def texts_of(tokenizer, rows):
 def test_both_sides_are_rewritten_together(tokenizer):
     rows = texts_of(tokenizer, rewritten(tokenizer, both_together))
     partners = dict(zip("abcdef", "xyzuvw", strict=True))
-    for (source, target), (old_source, old_target) in zip(rows, PAIRS, strict=True):
-        assert sorted(source) == sorted(old_source) and sorted(target) == sorted(old_target)
+    for (source, target), (old_source, _) in zip(rows, PAIRS, strict=True):
+        assert sorted(source) == sorted(old_source)
         assert [partners[letter] for letter in source.split()] == target.split()
     assert sum(row != pair for row, pair in zip(rows, PAIRS, strict=True)) > len(PAIRS) / 2
 
 
 def test_one_side_is_rewritten(tokenizer):
-    rows = texts_of(tokenizer, rewritten(tokenizer, source_alone))
-    assert [target for _, target in rows] == [target for _, target in PAIRS]
-    assert [source for source, _ in rows] != [source for source, _ in PAIRS]
+    sources, targets = zip(*texts_of(tokenizer, rewritten(tokenizer, source_alone)), strict=True)
+    old_sources, old_targets = zip(*PAIRS, strict=True)
+    assert targets == old_targets
+    assert sources != old_sources
 
 
 def test_rewriting_depends_on_seed_epoch_and_line_alone(tokenizer):
@@ -71,23 +74,21 @@ def test_rewriting_depends_on_seed_epoch_and_line_alone(tokenizer):
 
 def test_pairs_that_cannot_be_rewritten_stay_as_they_are(tokenizer, caplog):
     def failing(source, target, draw):
-        if len(source.split()) == 2:
+        size = len(source.split())
+        if size == 2:
             raise ValueError("two are too few")
-        if len(source.split()) == 3:
+        if size == 3:
             return source + " unknown", target
-        if len(source.split()) == 4:
+        if size == 4:
             return source * 100, target
         return both_together(source, target, draw)
 
     rows = texts_of(tokenizer, rewritten(tokenizer, failing, limits=(20, 20)))
-    counts = [sum(len(source.split()) == length for source, _ in PAIRS) for length in (2, 3, 4)]
-    for row, pair in zip(rows, PAIRS, strict=True):
-        assert row == pair or len(pair[0].split()) > 4
-    message = caplog.text
-    assert (
-        f"{counts[0]} of the first {len(PAIRS)} pairs" in message and "line 1: ValueError: two are too few" in message
-    )
-    assert f"{counts[1] + counts[2]} become too long" in message
+    for row, pair, size in zip(rows, PAIRS, SIZES, strict=True):
+        assert row == pair or size > 4
+    assert "8 of the first 40 pairs" in caplog.text
+    assert "line 1: ValueError: two are too few" in caplog.text
+    assert "16 become too long" in caplog.text
 
 
 @pytest.mark.parametrize("result", [None, ("a", ""), ("a",), ("a", None)])
