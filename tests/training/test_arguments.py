@@ -5,7 +5,11 @@ import re
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+)
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run import argument_checks
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
@@ -51,13 +55,18 @@ PAIRS = [
 )
 def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
     message = error_of(parse_recipe, ["--output_dir", "x", f"--{name}={value}"])
-    assert name in message and reason in message
+    assert name in message
+    assert reason in message
 
 
-@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("dropout", 30)])
-def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(tmp_path, capsys, name, value):
-    message = error_of(train, tmp_path, **{name: value})
-    assert message.startswith(f"{name}=") and str(value) in message
+@pytest.mark.parametrize("by_pairs", ["", "by_pairs:\n  9:\n    vocab_size: 270\n"], ids=["fixed", "chosen"])
+@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("dropout", 30), ("label_smoothing", 1.5)])
+def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(tmp_path, capsys, by_pairs, name, value):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"output_dir: x\n{by_pairs}")
+    message = error_of(train, tmp_path, recipe, **{"vocab_size": None, name: value})
+    assert message.startswith(f"{name}=")
+    assert str(value) in message
     assert "pairs" not in capsys.readouterr().out
 
 
@@ -87,59 +96,37 @@ def test_size_of_a_model_is_that_of_its_matrices(monkeypatch, positions, widths)
     assert re.match(r"the model would have ([\d,]+) parameters", message)[1] == f"{matrices:,}"
 
 
-@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("label_smoothing", 1.5)])
-def test_sizes_that_cannot_be_are_refused_before_the_text_chooses_others(tmp_path, capsys, name, value):
-    recipe = tmp_path / "by_pairs.yaml"
-    recipe.write_text("by_pairs:\n  9:\n    vocab_size: 270\n")
-    message = error_of(train, tmp_path, recipe, vocab_size=None, **{name: value})
-    assert message.startswith(f"{name}=") and str(value) in message
-    assert "pairs" not in capsys.readouterr().out
-
-
 def train(folder, *first, **values):
-    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
-    return run_tiny(
-        folder / "run", *first, **settings, **write_pairs(folder, PAIRS, "train", "validation", "test") | values
-    )
+    settings = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 2,
+        "save_strategy": "no",
+        "warmup_steps": 2,
+        **write_pairs(folder, PAIRS, "train", "validation", "test"),
+    }
+    return run_tiny(folder / "run", *first, **settings | values)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"optim": "adamw_bnb_8bit"}, {"optim": "sgd", "optim_args": "x"}, {"optim": "galore_adamw", "optim_args": "x=1"}],
-)
-def test_optimizer_that_cannot_be_made_is_refused(tmp_path, fields):
-    message = error_of(train, tmp_path, **fields)
-    assert message.startswith(f"optim: {fields['optim']} with optim_args=")
-    assert not (tmp_path / "run").exists()
-
-
-def test_model_beyond_the_memory_is_refused(tmp_path):
-    for field in ("d_model", "encoder_layers", "value_head_dim"):
-        assert "parameters" in error_of(train, tmp_path, **{field: 2**31})
-
-
-def test_unknown_logger_is_refused_before_training(tmp_path):
-    assert "wandbb" in error_of(train, tmp_path, report_to="wandbb")
-    assert not (tmp_path / "run").exists()
-
-
-def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):
-    message = error_of(train, tmp_path, vocab_size=3_000_000_000)
-    assert "vocab_size" in message and "3000000000" in message
-
-
-@pytest.mark.parametrize(
-    ("schedule", "settings"),
+    ("fields", "message"),
     [
-        ("reduce_lr", {}),
-        ("cosine_with_min_lr", {}),
-        ("inverse_sqrt", {"timescales": 3}),
-        ("polynomial", {"lr_end": 5.0}),
+        ({"optim": "adamw_bnb_8bit"}, "^optim: adamw_bnb_8bit with optim_args="),
+        ({"optim": "sgd", "optim_args": "x"}, "^optim: sgd with optim_args="),
+        ({"optim": "galore_adamw", "optim_args": "x=1"}, "^optim: galore_adamw with optim_args="),
+        ({"lr_scheduler_type": "reduce_lr"}, "reduce_lr"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "cosine_with_min_lr"),
+        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"timescales": 3}'}, "inverse_sqrt"),
+        ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"lr_end": 5.0}'}, "polynomial"),
+        ({"report_to": "wandbb"}, "wandbb"),
+        ({"d_model": 2**31}, "parameters"),
+        ({"encoder_layers": 2**31}, "parameters"),
+        ({"value_head_dim": 2**31}, "parameters"),
+        ({"vocab_size": 3_000_000_000}, "vocab_size.*3000000000"),
     ],
+    ids=str,
 )
-def test_schedule_that_cannot_be_made_is_refused(tmp_path, schedule, settings):
-    fields = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": str(settings).replace("'", '"')}
-    assert schedule in error_of(train, tmp_path, **fields)
+def test_what_cannot_be_made_is_refused_before_training(tmp_path, fields, message):
+    assert re.search(message, error_of(train, tmp_path, **fields))
     assert not (tmp_path / "run").exists()
 
 
@@ -161,7 +148,6 @@ def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path
 
 def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
     """A model that repeats the references in lower case scores 100 on both."""
-    from hf_vanilla_transformer.training.trainer.trainer import VanillaTransformerTrainer
 
     def repeat(self, model, inputs, *args, **kwargs):
         return None, inputs["labels"], inputs["labels"]
@@ -169,7 +155,8 @@ def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(VanillaTransformerTrainer, "prediction_step", repeat)
     results = train(tmp_path, lowercase=True, bleu_tokenize="char")
     assert results["eval_exact_match"] == results["test_exact_match"] == 100
-    assert results["test_bleu"] == pytest.approx(results["eval_bleu"]) and results["test_bleu"] > 99
+    assert results["test_bleu"] == pytest.approx(results["eval_bleu"])
+    assert results["test_bleu"] > 99
     assert "case:lc" in results["test_bleu_signature"]
 
 

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from hf_vanilla_transformer.training.run.finishing import choose_weights
 from hf_vanilla_transformer.training.state.callbacks import WeightAverage
-from tests.model_helpers import tiny_model
+from tests.model_helpers import assert_same_gradients, tiny_model
 
 
 def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **settings: Any) -> tuple[Any, dict]:
@@ -18,7 +17,7 @@ def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **sett
         tiny_model(step).save_pretrained(folder / f"checkpoint-{step}")
         (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     single, average = scores
-    trainer: Any = SimpleNamespace(
+    trainer = SimpleNamespace(
         model=tiny_model(7),
         eval_dataset=[1],
         ema=ema,
@@ -27,8 +26,12 @@ def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **sett
         evaluate=lambda: single,
         predict=lambda data, metric_key_prefix: SimpleNamespace(metrics=average),
     )
-    arguments: Any = {"average_last": 0, "load_best_model_at_end": False, "metric_for_best_model": None} | settings
-    results = choose_weights(trainer, folder, SimpleNamespace(**arguments))
+    arguments = {
+        "average_last": 0,
+        "load_best_model_at_end": False,
+        "metric_for_best_model": None,
+    }
+    results = choose_weights(trainer, folder, SimpleNamespace(**arguments | settings))
     assert trainer.model.lm_head.weight is trainer.model.get_input_embeddings().weight  # still tied
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     return trainer.model, results
@@ -37,22 +40,28 @@ def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **sett
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
 @pytest.mark.parametrize("kind", ["averaged", "ema"])
 def test_better_weights_are_kept(tmp_path: Path, kind: str, single: float, average: float) -> None:
-    own, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
     ema = WeightAverage(0.9)
     ema.average = {name: each.detach() for name, each in tiny_model(5).named_parameters()}
-    settings = {"average_last": 2} if kind == "averaged" else {"ema": ema, "ema_decay": 0.9}
-    model, results = chosen(tmp_path, [{"eval_bleu": single}, {"eval_bleu": average}], **settings)
+    last = dict(tiny_model(3).named_parameters())
+    before = dict(tiny_model(2).named_parameters())
+    averages = {
+        "averaged": {name: (last[name] + before[name]) / 2 for name in last},
+        "ema": ema.average,
+    }
+    settings = {"averaged": {"average_last": 2}, "ema": {"ema": ema, "ema_decay": 0.9}}
+    model, results = chosen(tmp_path, [{"eval_bleu": single}, {"eval_bleu": average}], **settings[kind])
     is_average = average >= single
-    for name, found in model.named_parameters():
-        expected = own[name]
-        if is_average:
-            expected = (last[name] + before[name]) / 2 if kind == "averaged" else ema.average[name]
-        torch.testing.assert_close(found.detach(), expected, rtol=1e-6, atol=1e-7)
-    scores = {"eval_bleu": max(single, average), "eval_bleu_single": single, f"eval_bleu_{kind}": average}
-    facts: dict[str, float] = {"averaged_checkpoints": 0}
-    if is_average:
-        facts |= {"averaged_checkpoints": 2} if kind == "averaged" else {"ema_decay": 0.9}
-    assert results == scores | facts
+    expected = averages[kind] if is_average else dict(tiny_model(7).named_parameters())
+    assert_same_gradients(dict(model.named_parameters()), expected, tolerance=1e-6)
+    facts = {"averaged_checkpoints": 2 if is_average and kind == "averaged" else 0}
+    if is_average and kind == "ema":
+        facts["ema_decay"] = 0.9
+    assert results == {
+        "eval_bleu": max(single, average),
+        "eval_bleu_single": single,
+        f"eval_bleu_{kind}": average,
+        **facts,
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.model_helpers import slow
 from tests.trainer_helpers import assert_same_model, error_of, run_tiny
 
 DIRECTIONS = ["en-de", "en-fr", "de-en"]
-NUMBERS: dict[str, Any] = {
+NUMBERS = {
     "train": "numbers",
     "validation": "numbers",
     "test": "numbers",

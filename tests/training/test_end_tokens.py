@@ -27,17 +27,28 @@ def bert(*words: str) -> PreTrainedTokenizerBase:
 
 
 def train(folder: Path, tokenizers: Path, **fields: object) -> None:
-    settings = {"per_device_train_batch_size": 4, "learning_rate": 0.02, "warmup_steps": 5, "dropout": 0.0}
-    settings |= {"lr_scheduler_type": "constant_with_warmup", "d_model": 32, "vocab_size": "null"}
-    settings |= {"tokenizer_name": tokenizers, "generation_max_length": "null", "max_steps": 60} | fields
-    run_tiny(folder, **settings, **write_pairs(folder.parent / "text", PAIRS))
+    settings = {
+        **write_pairs(folder.parent / "text", PAIRS),
+        "tokenizer_name": tokenizers,
+        "vocab_size": "null",
+        "generation_max_length": "null",
+        "d_model": 32,
+        "dropout": 0.0,
+        "per_device_train_batch_size": 4,
+        "max_steps": 60,
+        "learning_rate": 0.02,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 5,
+    }
+    run_tiny(folder, **settings | fields)
 
 
 def test_model_ends_its_sentences_with_the_separator(tmp_path: Path) -> None:
     tokenizer = bert("one", "two", "eins", "zwei")
     save_tokenizers(tmp_path / "tokenizers", tokenizer)
     refusal = error_of(train, tmp_path / "run", tmp_path / "tokenizers")
-    assert "puts no eos_token" in refusal and 'tokenizer.eos_token = "[SEP]"' in refusal
+    assert "puts no eos_token" in refusal
+    assert 'tokenizer.eos_token = "[SEP]"' in refusal
     tokenizer.eos_token = "[SEP]"
     save_tokenizers(tmp_path / "tokenizers", tokenizer)
     train(tmp_path / "run", tmp_path / "tokenizers")
@@ -59,16 +70,17 @@ def words_alone(template: str = "", **special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
+SPECIAL_NAMES = {"pad_token": "<pad>", "eos_token": "</s>"}
+NO_END = "puts no eos_token at the end of a sentence"
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (words_alone(pad_token="<pad>", eos_token="</s>"), "puts no eos_token at the end of a sentence"),
-        (words_alone(pad_token="<pad>"), "puts no eos_token at the end of a sentence"),
-        (words_alone("</s> $A", pad_token="<pad>", eos_token="</s>"), "puts no eos_token at the end of a sentence"),
-        (
-            words_alone("</s> $A </s>", pad_token="<pad>", eos_token="</s>"),
-            "starts a sentence with the token that ends",
-        ),
+        (words_alone(**SPECIAL_NAMES), NO_END),
+        (words_alone(pad_token="<pad>"), NO_END),
+        (words_alone("</s> $A", **SPECIAL_NAMES), NO_END),
+        (words_alone("</s> $A </s>", **SPECIAL_NAMES), "starts a sentence with the token that ends"),
         (words_alone(eos_token="</s>"), "has no pad_token"),
     ],
 )

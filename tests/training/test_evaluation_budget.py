@@ -27,7 +27,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
         self.evaluating = 0.0
-        self.limits: list[int | None] = []
+        self.limits = []
         step = callbacks.FitThreads.on_step_begin
         predict = VanillaTransformerTrainer.prediction_step
 
@@ -48,7 +48,7 @@ class Clock:
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
 
-RUN: dict[str, Any] = {
+RUN = {
     "per_device_train_batch_size": 4,
     "per_device_eval_batch_size": 8,
     "learning_rate": 0.01,
@@ -100,7 +100,7 @@ def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypa
 @pytest.mark.usefixtures("limit_of_the_package")
 def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch, caplog) -> None:
     """Without a limit of minutes they are whole, and of all sentences."""
-    excess: list[int] = []
+    excess = []
     original = VanillaTransformerTrainer.prediction_step
 
     def noted(trainer: Any, model: Any, inputs: Any, *arguments: Any, **settings: Any) -> Any:
@@ -163,7 +163,7 @@ class Budgeted:
     ],
 )
 def test_evaluation_has_an_equal_share_of_what_is_left(state, spent, evaluating, evaluations, monkeypatch) -> None:
-    trainer: Any = Budgeted(monkeypatch, **state)
+    trainer = Budgeted(monkeypatch, **state)
     stop = callbacks.StopWithCheckpoint(max_minutes=1000 / 60)
     stop.spent = float(spent)
     stop.evaluation_seconds = float(evaluating)
@@ -181,7 +181,7 @@ def test_evaluation_has_an_equal_share_of_what_is_left(state, spent, evaluating,
 
 
 def test_sentences_of_a_selection_stay_and_translations_that_end_are_whole(monkeypatch) -> None:
-    trainer: Any = Budgeted(monkeypatch, metric="bleu", eval_steps=100)
+    trainer = Budgeted(monkeypatch, metric="bleu", eval_steps=100)
     budget = EvaluationBudget(callbacks.StopWithCheckpoint(max_minutes=100 / 60))
     counts = []
     for ended in (0.89, 0.9):

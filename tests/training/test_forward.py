@@ -1,5 +1,6 @@
 """Weights that are cast together: the values and gradients of autocast, bit for bit."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests import trainer_helpers
 from tests.model_helpers import gradients, tiny_model, translation_batch
 from tests.trainer_helpers import EntropyLoss, assert_same_model, flat, random_pairs
 
-VARIANTS: list[dict[str, Any]] = [
+VARIANTS = [
     {},
     {"layer_norm_position": "pre", "final_layer_norm": True},
     {"attention_bias": False, "head_dim": 5, "value_head_dim": 3},
@@ -26,17 +27,15 @@ VARIANTS: list[dict[str, Any]] = [
 def test_gradients_are_those_of_autocast(fields: dict[str, Any], by_layer: bool) -> None:
     model = tiny_model(label_smoothing=0.1, **fields).train()
     batch = translation_batch([9, 4, 7], [5, 12, 3])
-    with forward_pass_of(model, torch.autocast("cpu", dtype=torch.bfloat16)(PlainForward(model).forward)):
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    with forward_pass_of(model, autocast(PlainForward(model).forward)):
         loss, expected = gradients(model, **batch)
-    model.zero_grad()
     forward = CastForward(model, torch.device("cpu"), torch.bfloat16, by_layer)
     with forward_pass_of(model, forward.forward):
         found, actual = gradients(model, **batch)
     assert found == loss
-    assert expected.keys() == actual.keys()
-    for name, gradient in expected.items():
-        assert actual[name].dtype == torch.float32
-        assert torch.equal(actual[name], gradient), name
+    assert {gradient.dtype for gradient in actual.values()} == {torch.float32}
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert "forward" not in vars(model)
 
 
@@ -44,23 +43,23 @@ def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
     model = tiny_model(encoder_layers=2, decoder_layers=1)
     model.model.encoder.layers[0].fc1.weight.requires_grad = False
     nn.utils.parametrizations.weight_norm(model.model.encoder.layers[1].fc2)  # its call computes more
-    (weights,) = linear_weights(model, by_layer=False)
-    names = [path for path, _, _ in weights]
     linear = {
         f"{name}.{part}"
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name != "lm_head"
         for part in ("weight", "bias")
     }
-    left_out = {f"model.encoder.layers.{layer}" for layer in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")}
+    left_out = {f"model.encoder.layers.{each}" for each in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")}
+
+    def cast(by_layer: bool) -> list[list[str]]:
+        return [[path for path, _, _ in group] for group in linear_weights(model, by_layer)]
+
+    (names,) = cast(by_layer=False)
     assert set(names) == linear - left_out
-    by_layer = [[path for path, _, _ in group] for group in linear_weights(model, by_layer=True)]
-    assert sorted(name for names in by_layer for name in names) == sorted(names)
-    assert [{name.split("layers.")[0] for name in group} for group in by_layer] == [
-        {"model.encoder."},
-        {"model.encoder."},
-        {"model.decoder."},
-    ]
+    groups = cast(by_layer=True)
+    assert sorted(sum(groups, [])) == sorted(names)
+    stacks = [{name.split(".layers.")[0] for name in group} for group in groups]
+    assert stacks == [{"model.encoder"}, {"model.encoder"}, {"model.decoder"}]
 
 
 def test_pass_looks_up_no_weight_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,12 +68,12 @@ def test_pass_looks_up_no_weight_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delattr(nn.Module, "get_parameter")
     batch = translation_batch([4, 3], [2, 5])
     before = forward(**batch).loss
-    with torch.no_grad():
-        model.model.encoder.layers[0].fc1.weight = nn.Parameter(model.model.encoder.layers[0].fc1.weight * 2)
+    layer = model.model.encoder.layers[0].fc1
+    layer.weight = nn.Parameter(layer.weight.detach() * 2)
     assert not torch.equal(forward(**batch).loss, before), "a weight that is replaced is used"
 
 
-SETTINGS: list[dict[str, Any]] = [
+SETTINGS = [
     {"pack": True, "tokens_per_update": 150, "ema_decay": 0.9, "max_grad_norm": 0.1},
     {"muon": True, "r_drop_alpha": 3.0},
     {"kind": EntropyLoss},  # which reads the logits
@@ -82,18 +81,28 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def trained(folder: Path, steps: int = 3, resume: Path | None = None, **settings: Any) -> Any:
-    settings = {"max_tokens_per_batch": 60, "max_steps": steps, "bf16": True, "learning_rate": 0.01, **settings}
+    given = {
+        "max_tokens_per_batch": 60,
+        "max_steps": steps,
+        "bf16": True,
+        "learning_rate": 0.01,
+        "seed": 3,
+    }
     model = tiny_model(dropout=0.3, label_smoothing=0.1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on."""
+    return lambda: monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_updates_are_those_of_autocast(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_are_those_of_autocast(settings: dict[str, Any], tmp_path: Path, as_on_gpu: Any) -> None:
     expected = trained(tmp_path, **settings)
     assert expected.forwards.cast is None  # on a CPU
-    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    as_on_gpu()
     actual = trained(tmp_path, **settings)
     assert actual.forwards.cast is not None
     assert torch.equal(flat(actual.model), flat(expected.model))
@@ -109,15 +118,15 @@ def trained_with_another_model(folder: Path) -> torch.Tensor:
     return flat(other)
 
 
-def test_forward_pass_is_chosen_again_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_pass_is_chosen_again_for_another_model(tmp_path: Path, as_on_gpu: Any) -> None:
     expected = trained_with_another_model(tmp_path)
-    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    as_on_gpu()
     assert torch.equal(trained_with_another_model(tmp_path), expected)
     assert not torch.equal(expected, flat(tiny_model(seed=5)))
 
 
-def test_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+def test_run_resumes_to_the_same_bytes(tmp_path: Path, as_on_gpu: Any) -> None:
+    as_on_gpu()
     settings = {**SETTINGS[0], "save_strategy": "steps", "save_steps": 1}
     trained(tmp_path / "whole", 2, **settings)
     trained(tmp_path / "resumed", 2, tmp_path / "whole" / "checkpoint-1", **settings)

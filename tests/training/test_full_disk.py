@@ -24,7 +24,13 @@ from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.model_helpers import error_of, slow
 from tests.trainer_helpers import run_tiny, write_pairs
 
-NUMBERS = {errno.ENOSPC: "no space left", errno.EDQUOT: "quota", errno.EFBIG: "allowed size"}
+NUMBERS = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "quota",
+    errno.EFBIG: "allowed size",
+}
+TORCH_ERROR = "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
+LOST_PEER = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829"
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -32,23 +38,20 @@ def test_system_error_names_the_folder_and_the_reason(tmp_path, number):
     with pytest.raises(DiskFull) as raised, atomic_file(tmp_path / "file") as temporary:
         temporary.write_text("half")
         raise OSError(number, os.strerror(number))
-    assert re.match(f"{tmp_path}: .*{NUMBERS[number]}", str(raised.value)) and not list(tmp_path.iterdir())
+    assert re.match(f"{tmp_path}: .*{NUMBERS[number]}", str(raised.value))
+    assert not list(tmp_path.iterdir())
     # Libraries in Rust raise plain exceptions.
     assert NUMBERS[number] in full_disk_reason(Exception(f"{os.strerror(number)} (os error {number})"))
-    try:
-        try:
-            raise OSError(number, os.strerror(number))
-        except OSError:
-            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")  # noqa: B904
-    except RuntimeError as error:
-        assert NUMBERS[number] in full_disk_reason(error)
+    error = RuntimeError(TORCH_ERROR)
+    error.__context__ = OSError(number, os.strerror(number))
+    assert NUMBERS[number] in full_disk_reason(error)
 
 
 def test_error_of_torch_alone_names_every_possible_reason():
     """`torch.save` says neither which error the system gave it nor that it was one."""
-    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
-    reason = full_disk_reason(error)
-    assert all(part in reason for part in ("no space left", "quota", "ulimit -f"))
+    reason = full_disk_reason(RuntimeError(TORCH_ERROR))
+    for part in ("no space left", "quota", "ulimit -f"):
+        assert part in reason
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), ValueError("no disk"), UserError("os error 28")])
@@ -58,15 +61,24 @@ def test_other_errors_pass(tmp_path, error):
     assert raised.value is error
 
 
-def test_errors_of_other_ranks_are_one_line(tmp_path):
-    full = CheckpointException("", {1: (OSError(errno.ENOSPC, "No space left on device"), None)})
-    lost = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829")
-    for error, words in ((full, "no space left"), (lost, "10.0.0.1"), (DistBackendError("NCCL error"), "NCCL")):
-        with (
-            pytest.raises(UserError, match=f"{words}.*training stopped"),
-            report_failed_save(tmp_path, "training stopped"),
-        ):
-            raise error
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (CheckpointException("", {1: (OSError(errno.ENOSPC, "No space left on device"), None)}), "no space left"),
+        (RuntimeError(LOST_PEER), "10.0.0.1"),
+        (DistBackendError("NCCL error"), "NCCL"),
+    ],
+    ids=["full", "lost", "NCCL"],
+)
+def test_errors_of_other_ranks_are_one_line(tmp_path, error, words):
+    with (
+        pytest.raises(UserError, match=f"{words}.*training stopped"),
+        report_failed_save(tmp_path, "training stopped"),
+    ):
+        raise error
+
+
+def test_fault_of_a_save_is_no_error_of_the_user(tmp_path):
     with pytest.raises(RuntimeError, match="shape"), report_failed_save(tmp_path, "training stopped"):
         raise RuntimeError("shape")
 
@@ -93,16 +105,16 @@ def test_error_of_one_rank_names_its_host_and_one_of_all_ranks_is_printed_once(m
 
 def test_loss_of_another_rank_is_one_line_before_training(monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    lost = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829"
     with pytest.raises(UserError, match=r"another rank.*10\.0\.0\.1"), errors_on_main_rank_only():
-        raise RuntimeError(lost)
+        raise RuntimeError(LOST_PEER)
 
 
 def test_closed_port_of_the_first_rank_is_named(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        for name, value in {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
-            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", port)
         require_first_rank()
     assert f"MASTER_ADDR: 127.0.0.1:{port}" in error_of(require_first_rank, seconds=0)
     monkeypatch.setenv("RANK", "0")
@@ -120,12 +132,21 @@ main()
 @pytest.mark.slow
 def test_tokenizer_command_without_space_is_one_line(repository, tmp_path):
     (tmp_path / "text").write_text("abc abc\n" * 9)
-    command = [sys.executable, "-c", LIMITED, "tokenizer", tmp_path / "text", "--output_dir", tmp_path / "new"]
-    environment = os.environ | {"PYTHONPATH": str(repository)}
-    run = subprocess.run([*command, "--vocab_size", "270"], capture_output=True, text=True, env=environment)
-    assert run.returncode == 2 and "Traceback" not in run.stderr, run.stderr
+    run = subprocess.run(
+        [
+            *(sys.executable, "-c", LIMITED, "tokenizer", tmp_path / "text"),
+            *("--output_dir", tmp_path / "new"),
+            *("--vocab_size", "270"),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+    )
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
     (line,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert str(tmp_path) in line and "allowed size" in line
+    assert str(tmp_path) in line
+    assert "allowed size" in line
 
 
 PHASES = {
@@ -134,10 +155,9 @@ PHASES = {
     "move": (finishing, "_same_weights", "model .*checkpoint-2"),
     "card": (finishing, "write_model_card", "card .*checkpoint-2"),
 }
-LATER = ("model", "move", "card")
 
 
-@pytest.mark.parametrize("phase", ["checkpoint", *slow(*LATER)])
+@pytest.mark.parametrize("phase", ["checkpoint", *slow("model", "move", "card")])
 def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
     owner, name, message = PHASES[phase]
     original = getattr(owner, name)
@@ -147,16 +167,23 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
         return original(*arguments)
 
-    pairs = write_pairs(tmp_path / "text", [(f"{number}", f"{number} und {number}") for number in range(6)])
-    settings = {**pairs, "max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4}
-    run, handler = tmp_path / "run", signal.getsignal(signal.SIGINT)
+    pairs = [(f"{number}", f"{number} und {number}") for number in range(6)]
+    settings = {
+        **write_pairs(tmp_path / "text", pairs),
+        "max_steps": 2,
+        "save_steps": 1,
+        "per_device_train_batch_size": 4,
+    }
+    run = tmp_path / "run"
+    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch, pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"):
         patch.setattr(owner, name, save)
         run_tiny(run, **settings)
     assert signal.getsignal(signal.SIGINT) is handler  # Ctrl-C works again
     steps = ["checkpoint-1"] if phase == "checkpoint" else ["checkpoint-1", "checkpoint-2"]
     assert [path.name for path in complete_checkpoints(run)] == steps
-    assert (run / "model.safetensors").is_file() is (phase == "card") and not (run / ".saving").exists()
+    assert (run / "model.safetensors").is_file() is (phase == "card")
+    assert not (run / ".saving").exists()
     if phase == "checkpoint":
         assert run_tiny(run, **settings, resume_from_checkpoint=True)["train_updates"] == 2
 
@@ -168,4 +195,5 @@ def test_full_disk_trials(repository):
     run = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600)
     if run.returncode == 3:
         pytest.skip(run.stdout.strip())
-    assert run.returncode == 0 and run.stdout.endswith("0 faults\n"), run.stdout[-6000:] + run.stderr[-2000:]
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert run.stdout.endswith("0 faults\n"), run.stdout[-6000:]

@@ -14,7 +14,7 @@ from tests.trainer_helpers import QUIET, collate, random_pairs
 def test_optuna_searches_learning_rate_and_dropout(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna", reason="optuna is not installed")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    dropouts: list[float] = []
+    dropouts = []
 
     def make_model(trial: Any) -> Any:
         dropout = trial.suggest_categorical("dropout", [0.1, 0.3]) if trial is not None else 0.1

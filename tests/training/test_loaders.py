@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from hf_vanilla_transformer.training.trainer.loaders import ReadAheadLoader
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import make_trainer, padding_collator, random_pairs, trained
 
-PACKED: dict[str, Any] = {
+PACKED = {
     "max_tokens_per_batch": 60,
     "tokens_per_update": 60,
     "pack": True,
@@ -32,7 +31,7 @@ class Numbers(torch.utils.data.Dataset):
 
     def __init__(self, broken: int | None = None):
         self.broken = broken
-        self.made: list[int] = []
+        self.made = []
         self.second = threading.Event()
 
     def __len__(self) -> int:
@@ -82,7 +81,8 @@ def test_updates_read_ahead_are_those_of_a_plain_loader(tmp_path: Path, monkeypa
     plain = trainer.get_train_dataloader()
     monkeypatch.setattr(VanillaTransformerTrainingArguments, "device", torch.device("cuda"))
     ahead = trainer.get_train_dataloader()
-    assert type(plain) is DataLoader and type(ahead) is ReadAheadLoader
+    assert type(plain) is DataLoader
+    assert type(ahead) is ReadAheadLoader
     for epoch in range(2):
         plain.batch_sampler.set_epoch(epoch)
         ahead.batch_sampler.set_epoch(epoch)
@@ -96,20 +96,29 @@ def test_run_that_reads_ahead_resumes_to_the_bytes_of_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, resume: Path | None = None) -> dict[str, torch.Tensor]:
-        settings = {**PACKED, "save_strategy": "steps", "save_steps": 2, "max_steps": 5, "learning_rate": 0.01}
-        trained(tmp_path / name, random_pairs(64), tiny_model(dropout=0.3), resume=resume, **settings)
+        trained(
+            tmp_path / name,
+            random_pairs(64),
+            tiny_model(dropout=0.3),
+            resume=resume,
+            save_strategy="steps",
+            save_steps=2,
+            max_steps=5,
+            learning_rate=0.01,
+            **PACKED,
+        )
         return load_file(tmp_path / name / "checkpoint-5" / "model.safetensors")
 
     plain = run("plain")
     monkeypatch.setattr(loaders, "DataLoader", ReadAheadLoader)
     for weights in (run("ahead"), run("resumed", tmp_path / "ahead" / "checkpoint-2")):
-        assert all(torch.equal(weights[name], weight) for name, weight in plain.items())
+        torch.testing.assert_close(weights, plain, rtol=0, atol=0)
     assert not reading_threads()
 
 
 def test_workers_pack_pairs_that_change(tmp_path: Path) -> None:
     pairs = [{"source": f"{one} dog {two}", "target": f"{two} Hund {one}"} for one in "abcdef" for two in "ghij"]
-    tokenizer = train_tokenizer([*(pair["source"] for pair in pairs), *(pair["target"] for pair in pairs)], 270)
+    tokenizer = train_tokenizer([text for pair in pairs for text in pair.values()], 270)
     encoded, _ = encode_pairs(Dataset.from_list(pairs), tokenizer, drop_too_long=True)
     data = with_augmentation(encoded, tokenizer, augment={"merge": 0.5}, seed=1)
     updates = []

@@ -19,14 +19,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def batch(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Pairs with so many tokens, in rows of 5 and 4 places."""
-    mask, labels = torch.zeros(len(sizes), 5), torch.full((len(sizes), 4), -100)
+    mask = torch.zeros(len(sizes), 5)
+    labels = torch.full((len(sizes), 4), -100)
     for row, (source, target) in enumerate(sizes):
-        mask[row, :source] = labels[row, :target] = 1
-    return {"attention_mask": mask, "labels": labels.long()}
+        mask[row, :source] = 1
+        labels[row, :target] = 1
+    return {"attention_mask": mask, "labels": labels}
 
 
 def test_metrics_are_those_since_the_last_entry(clock: SimpleNamespace) -> None:
-    meter, state = ThroughputMeter(), SimpleNamespace(max_steps=100, global_step=40)
+    meter = ThroughputMeter()
+    state = SimpleNamespace(max_steps=100, global_step=40)
     assert meter.read(state, torch.mean, math.inf) == {}
     for _ in range(2):  # the second entry forgets the first one
         meter.count([batch((5, 4), (1, 1)), batch((3, 2))], torch.tensor(7))
@@ -35,7 +38,12 @@ def test_metrics_are_those_since_the_last_entry(clock: SimpleNamespace) -> None:
         for nll in (1.0, 2.0, 4.5):
             meter.add_nll(torch.tensor(nll))
         clock.now += 4.0
-        expected = {"tokens_per_second": 2.2, "padding": 1 - 20 / 36, "minutes_left": 60 * 4 / 3 / 60, "nll_loss": 5.0}
+        expected = {
+            "tokens_per_second": 2.2,
+            "padding": 1 - 20 / 36,
+            "minutes_left": 60 * 4 / 3 / 60,
+            "nll_loss": 5.0,
+        }
         assert meter.read(state, lambda nll: 2 * nll, math.inf) == pytest.approx(expected, abs=0.06)
     assert meter.read(state, torch.mean, math.inf) == {"tokens_per_second": 0.0}
     meter.count([], 3)
@@ -54,8 +62,12 @@ def test_perplexity_is_that_of_the_loss_without_smoothing() -> None:
         "train_loss": 1.0,
         "eval_x": 3.0,
     }
-    expected = {"perplexity": math.e, "eval_perplexity": math.exp(2), "eval_a_perplexity": math.exp(699)}
-    assert perplexities(logs) == expected | {"eval_b_perplexity": math.inf}
+    assert perplexities(logs) == {
+        "perplexity": math.e,
+        "eval_perplexity": math.exp(2),
+        "eval_a_perplexity": math.exp(699),
+        "eval_b_perplexity": math.inf,
+    }
     smoothed = perplexities({"loss": 1.0, "eval_loss": 2.0, "nll_loss": 0.5}, exclude="eval_loss")
     assert smoothed == {"perplexity": math.exp(0.5)}
     assert perplexities({"loss": 1.0}, exclude="loss") == {}

@@ -32,8 +32,16 @@ def trainer_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(VanillaTransformerTrainingArguments, "device", property(device))
 
     def make(folder: Path, model: Any, **settings: Any) -> Any:
-        settings = {"max_tokens_per_batch": 60, "pack": True, "optim": "adamw_torch", "logging_steps": 100, **settings}
-        trainer = make_trainer(folder, random_pairs(64), on_gpu(model), **settings)
+        trainer = make_trainer(
+            folder,
+            random_pairs(64),
+            on_gpu(model),
+            max_tokens_per_batch=60,
+            pack=True,
+            optim="adamw_torch",
+            logging_steps=100,
+            **settings,
+        )
         trainer.accelerator.device_placement = False  # the model is there
         return trainer
 

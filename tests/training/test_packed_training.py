@@ -12,36 +12,45 @@ from hf_vanilla_transformer.training.state.fingerprint import PACKING
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import error_of, tiny_model
-from tests.trainer_helpers import DESCENT, assert_same_model, flat, random_pairs
+from tests.trainer_helpers import DESCENT, SAVING, assert_same_model, flat, random_pairs
 
 
 def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: float = 0.0, **settings: Any) -> Any:
-    settings = {"max_tokens_per_batch": 60, "max_steps": steps, "pack": True, **settings}
+    given = {
+        "max_tokens_per_batch": 60,
+        "max_steps": steps,
+        "pack": True,
+        "seed": 3,
+    }
     model = tiny_model(dropout=dropout, label_smoothing=0.1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
 
 
 @pytest.mark.parametrize("objective", ["none", "r_drop", "teacher"])
 def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: str, tmp_path: Path) -> None:
     tiny_model(seed=5).save_pretrained(tmp_path / "teacher")
-    settings: dict[str, Any] = {
+    whole = {"tokens_per_update": 100_000, **DESCENT}  # all pairs
+    objectives = {
         "none": {},
         "r_drop": {"r_drop_alpha": 5.0},
         "teacher": {"teacher": [str(tmp_path / "teacher")]},
-    }[objective]
-    whole = {"tokens_per_update": 100_000, **DESCENT}  # all pairs
-    padded = flat(trained(tmp_path / "padded", pack=False, **whole, **settings).model)
-    packed = flat(trained(tmp_path / "packed", **whole, **settings).model)
-    assert torch.allclose(padded, packed, atol=1e-5)
-    other = {"steps": 1, **settings} if objective == "none" else {}
-    assert not torch.allclose(padded, flat(trained(tmp_path / "other", **whole, **other).model), atol=1e-5)
+    }
+
+    def weights(**settings: Any) -> torch.Tensor:
+        return flat(trained(tmp_path / "run", **whole, **settings).model)
+
+    settings = objectives[objective]
+    padded = weights(pack=False, **settings)
+    assert torch.allclose(padded, weights(**settings), atol=1e-5)
+    other = weights(steps=1) if objective == "none" else weights()
+    assert not torch.allclose(padded, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, {"simcut_alpha": 3.0}, {"muon": True, "ema_decay": 0.9}], ids=str)
 def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
-    settings = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.3, "learning_rate": 0.01, **settings}
-    trained(tmp_path / "whole", 4, **settings)
-    trained(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2", **settings)
+    run = {**SAVING, "save_steps": 2, "dropout": 0.3, **settings}
+    trained(tmp_path / "whole", 4, **run)
+    trained(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2", **run)
     assert_same_model(tmp_path / "whole" / "checkpoint-4", tmp_path / "resumed" / "checkpoint-4")
 
 
@@ -54,7 +63,8 @@ def test_packed_run_of_an_earlier_plan_starts_its_epoch_again(tmp_path: Path) ->
     file.write_text(json.dumps(state))
     message = error_of(trained, tmp_path, 3, checkpoint)
     assert message.startswith(f"{PACKING}: {PLAN_VERSION}, but {checkpoint} was trained with 1: ")
-    assert "the version of the code" in message and "ignore_data_skip=True" in message
+    assert "the version of the code" in message
+    assert "ignore_data_skip=True" in message
     assert "pack: False" in error_of(trained, tmp_path, 3, checkpoint, pack=False)
     assert trained(tmp_path, 3, checkpoint, ignore_data_skip=True).state.global_step == 3
 

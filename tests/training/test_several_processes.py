@@ -28,8 +28,7 @@ TRAIN = ["-m", "vanilla_transformer_cli", "train"]
 
 def train_in_one_process(folder):
     """Saves a checkpoint in the middle of the second epoch."""
-    settings = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
-    results = worker.train(folder / "one_process", 40, **settings)
+    results = worker.train(folder / "one_process", 40, **worker.TO_RESUME)
     assert (folder / "one_process" / "checkpoint-7").is_dir()
     return results
 
@@ -46,9 +45,11 @@ def several(repository, tmp_path_factory):
 
 def assert_same_updates(actual, expected):
     start = flat(tiny_model())
-    assert (expected[0] - start).norm() > 0.1
-    assert relative_error(actual[0] - start, expected[0] - start) <= 1e-5
-    assert actual[1] == pytest.approx(expected[1], rel=1e-4)
+    actual_weights, actual_losses, *_ = actual
+    weights, losses, *_ = expected
+    assert (weights - start).norm() > 0.1
+    assert relative_error(actual_weights - start, weights - start) <= 1e-5
+    assert actual_losses == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("job", worker.JOBS)
@@ -65,7 +66,7 @@ def test_run_of_one_process_resumes_in_several(several):
 def test_run_of_several_processes_resumes_in_one(several, tmp_path):
     """`batches_per_update` and the position in the data come from the checkpoint."""
     results, _, folder = several
-    resumed = worker.train(tmp_path, 40, folder / "several_processes" / "checkpoint-7", max_tokens_per_batch=60)
+    resumed = worker.train(tmp_path, 40, folder / "several_processes" / "checkpoint-7", **worker.ONE_BATCH)
     assert_same_updates(resumed, results["to resume"])
 
 
@@ -84,8 +85,10 @@ def test_ranks_stop_together_at_a_gradient_that_is_not_finite(several):
     results, _, _ = several
     ((message, finite),) = set(results["gradient"])
     lines = message.split("contains the lines ")[1].split(";")[0].split(", ")
-    assert finite and len(results["gradient"]) == results["processes"]
-    assert "18" in lines and len(lines) < 10  # of 40
+    assert finite
+    assert len(results["gradient"]) == results["processes"]
+    assert "18" in lines
+    assert len(lines) < 10  # of 40
 
 
 @pytest.mark.parametrize("name", [*worker.PACKED, "no compiler"])
@@ -97,31 +100,46 @@ def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, na
         assert torch.equal(whole, several[0]["packed, resumed"][0])
 
 
-DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
-DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "tokens_per_update": 250}
-DIRECTIONS |= {"augment": [f"{name}=0.1" for name in PERTURBATIONS]}
+DIRECTIONS = {
+    "directions": ["en-de", "en-fr"],
+    "language_token": "target",
+    "source_lang": "null",
+    "target_lang": "null",
+    "sampling_temperature": 2.0,
+    "tokens_per_update": 250,
+    "augment": [f"{name}=0.1" for name in PERTURBATIONS],
+}
 
 
 @pytest.mark.parametrize("fields", [{}, DIRECTIONS], ids=["one", "directions"])
 def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path, fields):
     recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, *as_flags(fields), "--output_dir"]
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
-    together = [sys.executable, "-m", "accelerate.commands.launch"]
-    config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
-    printed = launch(repository, *together, *config, *recipe, str(tmp_path / "two")).stdout
+    together = launch(
+        repository,
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--config_file", "scripts/recipes/accelerate_2_cpus.yaml"),
+        *recipe,
+        str(tmp_path / "two"),
+    )
     one, two = (json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two"))
     for name in ("eval_bleu", "eval_chrf", "test_chrf", "test_sentences", "averaged_checkpoints", "train_updates"):
         assert two[name] == pytest.approx(one[name], rel=1e-6), name
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-3)
     assert_same_model(tmp_path / "one", tmp_path / "two", rtol=1e-5, atol=1e-6)
     for line in ("model: ", "trained 4 updates", "test: BLEU", "model card: "):
-        assert printed.count(line) == 1, line
-    assert len(re.findall(r"^update \d+ of \d+  loss ", printed, re.M)) == 4
+        assert together.stdout.count(line) == 1, line
+    assert len(re.findall(r"^update \d+ of \d+  loss ", together.stdout, re.M)) == 4
     assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
     states = {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}
-    resumed = [*recipe, str(tmp_path / "resumed"), "--resume_from_checkpoint", str(tmp_path / "one" / "checkpoint-2")]
-    launch(repository, sys.executable, *resumed)
+    launch(
+        repository,
+        sys.executable,
+        *recipe,
+        str(tmp_path / "resumed"),
+        *("--resume_from_checkpoint", str(tmp_path / "one" / "checkpoint-2")),
+    )
     assert_same_model(tmp_path / "one" / "checkpoint-4", tmp_path / "resumed" / "checkpoint-4")
 
 

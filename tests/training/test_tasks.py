@@ -19,7 +19,7 @@ from tests.trainer_helpers import as_flags
 
 WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|chrf|translat|languag|sentence).*", re.IGNORECASE)
 RINGS = [("c1ccccc1", "C1CCCCC1"), ("C1CCCCC1", "c1ccccc1"), ("CC(=O)O", "CCO"), ("OCC", "CC=O")]
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
     "generation_max_length": 8,

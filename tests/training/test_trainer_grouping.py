@@ -29,13 +29,6 @@ def batches(sampler, size=BATCH):
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
-def padding_share(found, lengths):
-    """The share of both sides' tokens that is padding."""
-    tokens = sum(side.sum() for side in lengths)
-    padded = sum(len(batch) * side[batch].max() for batch in found for side in lengths)
-    return 1 - tokens / padded
-
-
 def test_pair_lengths_are_of_both_sides_after_transforms(monkeypatch):
     monkeypatch.setattr(batching, "ROWS_PER_READ", 2)  # read in several batches
     columns = {
@@ -53,14 +46,6 @@ def test_pair_lengths_are_of_both_sides_after_transforms(monkeypatch):
     assert lists(data) == [[2, 1, 3], [1, 4, 2]]
     assert lists(data.with_transform(longer)) == [[3, 2, 4], [2, 5, 3]]
     assert lists(data.select([2, 0])) == [[3, 2], [2, 1]]
-
-
-def test_length_groups_pad_less_than_grouping_by_source(lengths):
-    ours = padding_share(batches(LengthGroupedSampler(*lengths, BATCH, seed=1)), lengths)
-    theirs = padding_share(batches(SourceLengthSampler(BATCH, lengths=lengths[0].tolist())), lengths)
-    unsorted = padding_share(batches(range(1000)), lengths)
-    assert ours < theirs / 2 < unsorted / 2
-    assert ours < 0.1
 
 
 def test_batches_are_consecutive_among_the_sorted_pairs(lengths):
