@@ -424,18 +424,6 @@ def test_table_and_rows_make_the_same_tensors() -> None:
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name]), name
 
-    def laid_out(sentences: list[list[int]], places: int) -> list[int]:
-        ids = list(chain(*sentences))
-        return ids + [PAD] * (places - len(ids))
-
-    # the tokens of the pairs, written down one by one
-    for number, row in enumerate(planned[0]):
-        pairs = [ROWS[5 + pair] for pair in row]
-        source = [pair["input_ids"] for pair in pairs]
-        inputs = [[START, *pair["labels"][:-1]] for pair in pairs]
-        assert of_table[0]["input_ids"][number].tolist() == laid_out(source, sampler.places[0])
-        assert of_table[0]["decoder_input_ids"][number].tolist() == laid_out(inputs, sampler.places[1])
-
 
 def doubled(row: Row, epoch: int = 0) -> Row:
     return {name: ids * 2 for name, ids in row.items()}
