@@ -29,7 +29,11 @@ def encoded(tokenizer):
 
 
 def encode(source, target, tokenizer):
-    pairs, _ = encode_pairs(Dataset.from_dict({"source": source, "target": target}), tokenizer, drop_too_long=True)
+    pairs, _ = encode_pairs(
+        Dataset.from_dict({"source": source, "target": target}),
+        tokenizer,
+        drop_too_long=True,
+    )
     return pairs
 
 

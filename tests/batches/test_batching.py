@@ -50,7 +50,13 @@ def lengths_like_sentences():
     world_size=st.integers(1, 5),
     epoch=st.integers(0, 3),
 )
-def test_ranks_share_updates_in_which_every_pair_occurs_once(pairs, max_tokens, tokens_per_update, world_size, epoch):
+def test_ranks_share_updates_in_which_every_pair_occurs_once(
+    pairs,
+    max_tokens,
+    tokens_per_update,
+    world_size,
+    epoch,
+):
     plan = {"tokens_per_update": tokens_per_update, "batches_per_update": world_size}
     alone = sampler(pairs, max_tokens, epoch, **plan)
     ranks = [sampler(pairs, max_tokens, epoch, world_size=world_size, rank=rank, **plan) for rank in range(world_size)]
@@ -144,9 +150,10 @@ def shares_by_the_rule(batches, lengths, ranks):
 def test_ranks_get_batches_forth_and_back_by_their_size():
     rng = np.random.default_rng(0)
     for _ in range(100):
-        lengths = rng.integers(1, 1_000_000, rng.integers(1, 13))  # no two batches are of one size
-        cuts = rng.integers(1, len(lengths) + 1, rng.integers(0, 6))
-        parts = np.split(np.arange(len(lengths)), np.unique(cuts))
+        pairs = rng.integers(1, 13)
+        lengths = rng.integers(1, 1_000_000, pairs)  # no two batches are of one size
+        cuts = rng.integers(1, pairs + 1, rng.integers(0, 6))
+        parts = np.split(np.arange(pairs), np.unique(cuts))
         batches = [part.tolist() for part in parts if len(part)]
         ranks = int(rng.integers(1, 6))
         found = shard_batches([np.array(batch) for batch in batches], lengths, ranks)

@@ -14,8 +14,20 @@ from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from tests.model_helpers import error_of
 
-SOURCES = ["one", "twenty-one", " two  hundred and thirty-four", "</s>", "one hundred thousand, two hundred and one"]
-TARGETS = ["eins", "einundzwanzig", "zweihundertvierunddreißig", "x y", "einhunderttausendzweihunderteins "]
+SOURCES = [
+    "one",
+    "twenty-one",
+    " two  hundred and thirty-four",
+    "</s>",
+    "one hundred thousand, two hundred and one",
+]
+TARGETS = [
+    "eins",
+    "einundzwanzig",
+    "zweihundertvierunddreißig",
+    "x y",
+    "einhunderttausendzweihunderteins ",
+]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +145,13 @@ def test_symbols_of_open_vocabularies_are_never_unknown(pairs, tokenizer):
     ("side", "limit", "over"),  # a limit is inclusive
     [("source", 4, [3, 5]), ("target", 2, [3, 4, 5])],
 )
-def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(pairs, tokenizer, side, limit, over):
+def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(
+    pairs,
+    tokenizer,
+    side,
+    limit,
+    over,
+):
     limits = {f"max_{side}_length": limit}
     data, report = encode_pairs(pairs, tokenizer, drop_too_long=True, **limits)
     for _ in range(2):
@@ -195,7 +213,11 @@ def test_progress_is_told_without_bars_from_the_pairs_that_are_encoded_already(t
     """The clock advances 100 seconds for each block of 200 pairs."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(encoded_blocks, "BLOCK", 200)
-    monkeypatch.setattr(encoded_blocks, "time", SimpleNamespace(monotonic=count(1000, 100).__next__))
+    monkeypatch.setattr(
+        encoded_blocks,
+        "time",
+        SimpleNamespace(monotonic=count(1000, 100).__next__),
+    )
     pairs = table(SOURCES * 240, TARGETS * 240)
     told = []
     disable_progress_bars()
@@ -222,7 +244,13 @@ def test_refusal_of_a_worker_is_that_of_the_first_block(monkeypatch):
 def test_persistent_workers_get_the_epoch(tokenizer):
     pairs, _ = encode_pairs(table(SOURCES, TARGETS), tokenizer, drop_too_long=True)
     fresh = with_augmentation(pairs, tokenizer, augment={"typos": 0.5, "upper": 0.4})
-    loader = DataLoader(fresh, batch_size=5, collate_fn=list, num_workers=1, persistent_workers=True)
+    loader = DataLoader(
+        fresh,
+        batch_size=5,
+        collate_fn=list,
+        num_workers=1,
+        persistent_workers=True,
+    )
     made = []
     for epoch in (0, 1):
         fresh.set_epoch(epoch)

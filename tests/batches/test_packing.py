@@ -366,7 +366,14 @@ def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
     plan: dict[str, int], world_size: int
 ) -> None:
     def updates(world_size: int, rank: int, epoch: int) -> list[set[int]]:
-        sampler = PackedBatchSampler(*LENGTHS, 64, seed=3, world_size=world_size, rank=rank, **plan)
+        sampler = PackedBatchSampler(
+            *LENGTHS,
+            64,
+            seed=3,
+            world_size=world_size,
+            rank=rank,
+            **plan,
+        )
         sampler.set_epoch(epoch)
         planned = list(sampler)
         assert len(planned) == len(sampler)
@@ -458,7 +465,13 @@ def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, colla
     targets = []
     counts = []
     for rank in range(world_size):
-        sampler = PackedBatchSampler(*LENGTHS, 64, batches_per_update=4, world_size=world_size, rank=rank)
+        sampler = PackedBatchSampler(
+            *LENGTHS,
+            64,
+            batches_per_update=4,
+            world_size=world_size,
+            rank=rank,
+        )
         layout = PackedLayout(sampler.places, PAD, PAD, START)
         updates = PackedPairs(data, layout, sampler, collator)
         made = [updates.__getitems__(planned) for planned in sampler]

@@ -29,7 +29,11 @@ def source_alone(source: str, target: str, draw: Random) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def tokenizer():
     texts = [text for pair in PAIRS for text in pair]
-    return train_any_tokenizer(zip(texts, range(len(texts)), strict=True), "words", vocab_size=100)
+    return train_any_tokenizer(
+        zip(texts, range(len(texts)), strict=True),
+        "words",
+        vocab_size=100,
+    )
 
 
 def rewritten(tokenizer, rewrite, epoch=0, **settings):

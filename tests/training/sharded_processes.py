@@ -60,7 +60,12 @@ def train(
 def train_and_resume(folder: Path, **settings: Any) -> tuple[Any, Any]:
     saving = {"max_steps": 4, "learning_rate": 0.01, "save_strategy": "steps", "save_steps": 2}
     whole = train(folder, **saving, **settings)
-    resumed = train(folder.with_name(f"{folder.name}_resumed"), folder / "checkpoint-2", **saving, **settings)
+    resumed = train(
+        folder.with_name(f"{folder.name}_resumed"),
+        folder / "checkpoint-2",
+        **saving,
+        **settings,
+    )
     return whole, resumed
 
 

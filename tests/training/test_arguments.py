@@ -61,7 +61,13 @@ def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
 
 @pytest.mark.parametrize("by_pairs", ["", "by_pairs:\n  9:\n    vocab_size: 270\n"], ids=["fixed", "chosen"])
 @pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("dropout", 30), ("label_smoothing", 1.5)])
-def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(tmp_path, capsys, by_pairs, name, value):
+def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(
+    tmp_path,
+    capsys,
+    by_pairs,
+    name,
+    value,
+):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"output_dir: x\n{by_pairs}")
     message = error_of(train, tmp_path, recipe, **{"vocab_size": None, name: value})

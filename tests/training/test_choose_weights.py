@@ -11,7 +11,12 @@ from hf_vanilla_transformer.training.state.callbacks import WeightAverage
 from tests.model_helpers import assert_same_gradients, tiny_model
 
 
-def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **settings: Any) -> tuple[Any, dict]:
+def chosen(
+    folder: Path,
+    scores: list[dict[str, float]],
+    ema: Any = None,
+    **settings: Any,
+) -> tuple[Any, dict]:
     """The model and results of a run of three updates, from the scores of its last weights and of the average."""
     for step in (1, 2, 3):
         tiny_model(step).save_pretrained(folder / f"checkpoint-{step}")
@@ -39,7 +44,12 @@ def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **sett
 
 @pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
 @pytest.mark.parametrize("kind", ["averaged", "ema"])
-def test_better_weights_are_kept(tmp_path: Path, kind: str, single: float, average: float) -> None:
+def test_better_weights_are_kept(
+    tmp_path: Path,
+    kind: str,
+    single: float,
+    average: float,
+) -> None:
     ema = WeightAverage(0.9)
     ema.average = {name: each.detach() for name, each in tiny_model(5).named_parameters()}
     last = dict(tiny_model(3).named_parameters())
@@ -49,7 +59,11 @@ def test_better_weights_are_kept(tmp_path: Path, kind: str, single: float, avera
         "ema": ema.average,
     }
     settings = {"averaged": {"average_last": 2}, "ema": {"ema": ema, "ema_decay": 0.9}}
-    model, results = chosen(tmp_path, [{"eval_bleu": single}, {"eval_bleu": average}], **settings[kind])
+    model, results = chosen(
+        tmp_path,
+        [{"eval_bleu": single}, {"eval_bleu": average}],
+        **settings[kind],
+    )
     is_average = average >= single
     expected = averages[kind] if is_average else dict(tiny_model(7).named_parameters())
     assert_same_gradients(dict(model.named_parameters()), expected, tolerance=1e-6)
@@ -85,7 +99,11 @@ def test_weights_are_chosen_by_the_metric_for_the_best_model(
 ) -> None:
     name = f"eval_{metric.removeprefix('eval_')}"
     scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
-    settings = {"average_last": 4, "metric_for_best_model": metric, "greater_is_better": greater}
+    settings = {
+        "average_last": 4,
+        "metric_for_best_model": metric,
+        "greater_is_better": greater,
+    }
     _, results = chosen(tmp_path, scores, **settings)
     assert "average_last=4" in capsys.readouterr().out, "there are fewer"
     assert results["averaged_checkpoints"] == averaged

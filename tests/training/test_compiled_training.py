@@ -52,7 +52,13 @@ def trained(
         "seed": 3,
     }
     model = tiny_model(dropout=dropout, label_smoothing=0.1, encoder_layers=1, decoder_layers=1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
+    return trainer_helpers.trained(
+        folder,
+        random_pairs(64),
+        model,
+        resume=resume,
+        **given | settings,
+    )
 
 
 class Graphs:
@@ -231,7 +237,13 @@ def test_gradients_are_not_added_up_in_the_memory_of_a_cuda_graph(
 ) -> None:
     """The second batch's graph writes where it wrote the gradients of the first."""
     calls = compile_to_nothing(monkeypatch)
-    trainer = trained(tmp_path, 1, tokens_per_update=tokens, torch_compile=True, torch_compile_mode=mode)
+    trainer = trained(
+        tmp_path,
+        1,
+        tokens_per_update=tokens,
+        torch_compile=True,
+        torch_compile_mode=mode,
+    )
     assert trainer._updates.batches_of_update == (1 if tokens is None else 2)
     assert [call["mode"] for call in calls] == [mode if kept else None]
     assert (f"torch_compile_mode={mode}: left out" in capsys.readouterr().out) is not kept

@@ -158,7 +158,12 @@ def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
     assert counted.sum() > 20
     assert torch.equal(found.tokens[counted], expected.indices.flatten(0, 1)[counted])
     chosen = expected.values / expected.values.sum(-1, keepdim=True)
-    torch.testing.assert_close(found.probabilities[counted], chosen.flatten(0, 1)[counted], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found.probabilities[counted],
+        chosen.flatten(0, 1)[counted],
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
 def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -188,7 +193,11 @@ def test_teacher_with_another_tokenizer_of_the_same_size_is_refused(tmp_path: Pa
     texts = ["one two three four", "eins zwei drei vier"]
     first, second = (train_tokenizer([text] * 9, 270, min_frequency=1) for text in texts)
     save_tokenizers(tmp_path, first, second)
-    sizes = {"vocab_size": 270, "decoder_vocab_size": 270, "share_encoder_decoder_embeddings": False}
+    sizes = {
+        "vocab_size": 270,
+        "decoder_vocab_size": 270,
+        "share_encoder_decoder_embeddings": False,
+    }
     student = tiny_model(1, **sizes)
     student.save_pretrained(tmp_path)
 

@@ -55,7 +55,12 @@ def test_model_ends_its_sentences_with_the_separator(tmp_path: Path) -> None:
     separator = tokenizer.sep_token_id
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
     assert model.config.target_eos_token_id == separator == model.generation_config.eos_token_id
-    sources = tokenizer(["one two", "one"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    sources = tokenizer(
+        ["one two", "one"],
+        padding=True,
+        return_tensors="pt",
+        return_token_type_ids=False,
+    )
     assert all((row == separator).sum() == 1 for row in model.generate(**sources))
 
 

@@ -35,7 +35,13 @@ class Clock:
             self.now += UPDATE
             step(callback, *arguments, **settings)
 
-        def timed_prediction(trainer: Any, model: Any, inputs: Any, *arguments: Any, **settings: Any) -> Any:
+        def timed_prediction(
+            trainer: Any,
+            model: Any,
+            inputs: Any,
+            *arguments: Any,
+            **settings: Any,
+        ) -> Any:
             if trainer.is_in_train:
                 seconds = SENTENCE * len(inputs["labels"])
                 self.now += seconds
@@ -91,7 +97,12 @@ def test_evaluations_take_a_tenth_and_the_rate_decays(tmp_path, monkeypatch, cap
 def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypatch) -> None:
     Clock(monkeypatch)
     files = write_pairs(tmp_path, PAIRS, "train", "validation")
-    run_tiny(tmp_path / "run", **RUN | {"save_strategy": "best"}, **files, metric_for_best_model="bleu")
+    run_tiny(
+        tmp_path / "run",
+        **RUN | {"save_strategy": "best"},
+        **files,
+        metric_for_best_model="bleu",
+    )
     *counts, _ = [entry.get("eval_sentences") for entry in history(tmp_path / "run", "eval_bleu")]
     assert len(set(counts)) == 1
     assert counts[0] is not None
@@ -162,7 +173,13 @@ class Budgeted:
         ({"global_step": 100}, 900, 50, 1),
     ],
 )
-def test_evaluation_has_an_equal_share_of_what_is_left(state, spent, evaluating, evaluations, monkeypatch) -> None:
+def test_evaluation_has_an_equal_share_of_what_is_left(
+    state,
+    spent,
+    evaluating,
+    evaluations,
+    monkeypatch,
+) -> None:
     trainer = Budgeted(monkeypatch, **state)
     stop = callbacks.StopWithCheckpoint(max_minutes=1000 / 60)
     stop.spent = float(spent)

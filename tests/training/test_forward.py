@@ -89,7 +89,13 @@ def trained(folder: Path, steps: int = 3, resume: Path | None = None, **settings
         "seed": 3,
     }
     model = tiny_model(dropout=0.3, label_smoothing=0.1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
+    return trainer_helpers.trained(
+        folder,
+        random_pairs(64),
+        model,
+        resume=resume,
+        **given | settings,
+    )
 
 
 @pytest.fixture

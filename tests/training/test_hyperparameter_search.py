@@ -21,7 +21,13 @@ def test_optuna_searches_learning_rate_and_dropout(tmp_path: Path) -> None:
         dropouts.append(dropout)
         return tiny_model(encoder_layers=1, decoder_layers=1, dropout=dropout)
 
-    settings = {**QUIET, "max_steps": 2, "max_tokens_per_batch": 60, "eval_strategy": "steps", "eval_steps": 2}
+    settings = {
+        **QUIET,
+        "max_steps": 2,
+        "max_tokens_per_batch": 60,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    }
     trainer = VanillaTransformerTrainer(
         model_init=make_model,
         args=VanillaTransformerTrainingArguments(output_dir=str(tmp_path), **settings),

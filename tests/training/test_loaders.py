@@ -89,7 +89,12 @@ def test_updates_read_ahead_are_those_of_a_plain_loader(tmp_path: Path, monkeypa
         expected = list(plain)
         assert len(expected) > 3
         torch.testing.assert_close(list(ahead), expected, rtol=0, atol=0)
-        torch.testing.assert_close(list(skip_first_batches(ahead, 2)), expected[2:], rtol=0, atol=0)
+        torch.testing.assert_close(
+            list(skip_first_batches(ahead, 2)),
+            expected[2:],
+            rtol=0,
+            atol=0,
+        )
 
 
 def test_run_that_reads_ahead_resumes_to_the_bytes_of_a_plain_one(

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import AdamW, Muon, Optimizer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
@@ -33,17 +36,21 @@ def numpy_orthogonalized(matrix: np.ndarray) -> np.ndarray:
 def test_orthogonalized_is_the_polynomial_of_singular_values(shape: tuple[int, int]) -> None:
     matrices = torch.randn(3, *shape) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
     for actual, matrix in zip(orthogonalized(matrices), matrices, strict=True):
-        np.testing.assert_allclose(actual.numpy(), numpy_orthogonalized(matrix.numpy()), atol=1e-4)
+        np.testing.assert_allclose(
+            actual.numpy(),
+            numpy_orthogonalized(matrix.numpy()),
+            atol=1e-4,
+        )
 
 
 def test_orthogonalized_zeros_are_zeros() -> None:
     assert torch.equal(orthogonalized(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
 
-def steps(make: Any, shape: tuple[int, ...], decay: float = 0.5) -> list[torch.Tensor]:
+def steps(make: Any, shape: tuple[int, ...], decay: float = 0.5) -> list[Tensor]:
     """A weight after each of three updates with the same random gradients."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(shape, generator=generator))
+    weight = Parameter(torch.randn(shape, generator=generator))
     optimizer = make(weight, decay)
     weights = []
     for _ in range(3):
@@ -53,7 +60,7 @@ def steps(make: Any, shape: tuple[int, ...], decay: float = 0.5) -> list[torch.T
     return weights
 
 
-def by_muon(weight: torch.nn.Parameter, decay: float, **settings: Any) -> MuonAdamW:
+def by_muon(weight: Parameter, decay: float, **settings: Any) -> MuonAdamW:
     group = {"params": [weight], "muon": True, "weight_decay": decay}
     return MuonAdamW([group], lr=0.1, **settings)
 
@@ -74,8 +81,8 @@ def test_muon_follows_its_formula(shape: tuple[int, int], decay: float) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_muon_in_bfloat16_is_that_of_torch(shape: tuple[int, int]) -> None:
-    def by_torch(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
-        return torch.optim.Muon([weight], lr=0.1, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    def by_torch(weight: Parameter, decay: float) -> Optimizer:
+        return Muon([weight], lr=0.1, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
 
     here = steps(partial(by_muon, dtype=torch.bfloat16), shape)
     for actual, expected in zip(here, steps(by_torch, shape), strict=True):
@@ -88,7 +95,7 @@ def test_run_in_bf16_takes_its_matrices_in_bfloat16(
 ) -> None:
     dtypes = set()
 
-    def recorded(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def recorded(matrices: Tensor, dtype: torch.dtype) -> Tensor:
         dtypes.add(dtype)
         return orthogonalized(matrices, dtype)
 
@@ -101,8 +108,8 @@ def test_run_in_bf16_takes_its_matrices_in_bfloat16(
 def test_other_parameters_are_updated_as_by_adamw(shape: tuple[int, ...]) -> None:
     settings = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-9}
 
-    def together(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
-        matrix = torch.nn.Parameter(torch.ones(2, 2))
+    def together(weight: Parameter, decay: float) -> Optimizer:
+        matrix = Parameter(torch.ones(2, 2))
         matrix.grad = torch.ones(2, 2)
         groups = [
             {"params": [matrix], "muon": True},
@@ -110,8 +117,8 @@ def test_other_parameters_are_updated_as_by_adamw(shape: tuple[int, ...]) -> Non
         ]
         return MuonAdamW(groups, **settings)
 
-    def alone(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([weight], weight_decay=decay, **settings)
+    def alone(weight: Parameter, decay: float) -> Optimizer:
+        return AdamW([weight], weight_decay=decay, **settings)
 
     torch.testing.assert_close(steps(together, shape), steps(alone, shape), rtol=0, atol=0)
 
@@ -131,11 +138,15 @@ def test_trainer_takes_one_step_of_muon(tmp_path: Path) -> None:
             weight = before.get_parameter(path)
             rate = 0.01 * 0.2 * max(weight.shape) ** 0.5
             step = (weight - after.get_parameter(path)) / rate
-            np.testing.assert_allclose(step.detach(), numpy_orthogonalized(weight.grad.numpy()), atol=1e-3)
+            np.testing.assert_allclose(
+                step.detach(),
+                numpy_orthogonalized(weight.grad.numpy()),
+                atol=1e-3,
+            )
 
 
 def test_matrices_of_many_layers_take_few_kernels() -> None:
-    weights = [torch.nn.Parameter(on_gpu(torch.ones(4, 3))) for _ in range(50)]
+    weights = [Parameter(on_gpu(torch.ones(4, 3))) for _ in range(50)]
     optimizer = by_muon(weights[0], 0.1)
     optimizer.add_param_group({"params": weights[1:], "muon": True})
     for _ in range(2):

@@ -15,7 +15,13 @@ from tests.model_helpers import error_of, tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, assert_same_model, flat, random_pairs
 
 
-def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: float = 0.0, **settings: Any) -> Any:
+def trained(
+    folder: Path,
+    steps: int = 2,
+    resume: Path | None = None,
+    dropout: float = 0.0,
+    **settings: Any,
+) -> Any:
     given = {
         "max_tokens_per_batch": 60,
         "max_steps": steps,
@@ -23,7 +29,13 @@ def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: f
         "seed": 3,
     }
     model = tiny_model(dropout=dropout, label_smoothing=0.1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
+    return trainer_helpers.trained(
+        folder,
+        random_pairs(64),
+        model,
+        resume=resume,
+        **given | settings,
+    )
 
 
 @pytest.mark.parametrize("objective", ["none", "r_drop", "teacher"])

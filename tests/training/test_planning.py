@@ -63,7 +63,16 @@ def width(folder):
         (12, {"d_model": 32}, 32, "dropout=0.3"),  # flags win
     ],
 )
-def test_fields_follow_the_number_of_pairs(tmp_path, recipe, pairs, capsys, count, fields, expected, printed):
+def test_fields_follow_the_number_of_pairs(
+    tmp_path,
+    recipe,
+    pairs,
+    capsys,
+    count,
+    fields,
+    expected,
+    printed,
+):
     run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN | fields, **pairs(count), max_steps=1)
     assert width(tmp_path / "run") == expected
     output = capsys.readouterr().out
@@ -155,7 +164,11 @@ SCHEDULED = {
 def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
     asked = []
     monkeypatch.setattr(planning, "has_other_ranks", lambda: True)
-    monkeypatch.setattr(planning, "broadcast_from_main", lambda make: asked.append(state.global_step) or make())
+    monkeypatch.setattr(
+        planning,
+        "broadcast_from_main",
+        lambda make: asked.append(state.global_step) or make(),
+    )
     schedule = make_schedule(TrainingArguments("unused", use_cpu=True), 100)
     plan = PlanUpdates(SimpleNamespace(lr_scheduler=schedule, fixed_facts={}), StopWithCheckpoint(max_minutes=100))
     state = TrainerState()

@@ -54,7 +54,11 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
     ):
         assert re.search(expected, of_training, re.MULTILINE)
     assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
-    samples = re.findall(r"^  source       (.+)\n  reference    (.+)\n  translation  ?", printed, re.MULTILINE)
+    samples = re.findall(
+        r"^  source       (.+)\n  reference    (.+)\n  translation  ?",
+        printed,
+        re.MULTILINE,
+    )
     assert len(samples) == len(set(samples)) == 2
     assert set(samples) <= set(pairs)
     (line,) = [line for line in lines if line.startswith("validation BLEU: ")]

@@ -7,7 +7,12 @@ import pytest
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import run_tiny, write_pairs
 
-PAIRS = [("two hundred", "zweihundert"), ("thirty", "dreißig"), ("seven", "sieben"), ("one", "eins")]
+PAIRS = [
+    ("two hundred", "zweihundert"),
+    ("thirty", "dreißig"),
+    ("seven", "sieben"),
+    ("one", "eins"),
+]
 
 
 def train(folder, long_side, **values):

@@ -22,7 +22,14 @@ TINY = {
     "save_steps": 1,
     "learning_rate": 0.01,
 }
-NUMBERS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
+NUMBERS = {
+    "one": "eins",
+    "two": "zwei",
+    "three": "drei",
+    "four": "vier",
+    "five": "fünf",
+    "six": "sechs",
+}
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,12 @@ def holder(tmp_path):
     """Another process that has locked the folder."""
     (tmp_path / "run").mkdir()
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run" / LOCK)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "locked\n"
     yield process
     process.kill()

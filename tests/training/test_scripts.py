@@ -24,7 +24,12 @@ CHINESE = str.maketrans("0123456789", "零一二三四五六七八九")
     ],
     ids=["zh", "ja", "th"],
 )
-def test_default_run_is_scored_by_its_languages_bleu(spell, tokenizer_of_language, tmp_path, monkeypatch) -> None:
+def test_default_run_is_scored_by_its_languages_bleu(
+    spell,
+    tokenizer_of_language,
+    tmp_path,
+    monkeypatch,
+) -> None:
     """Each sentence is translated as that of another one."""
     batches = []
 

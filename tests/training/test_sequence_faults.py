@@ -87,7 +87,11 @@ def normalizers(own_modules: Path) -> None:
 def test_normaliser_that_always_fails_is_refused_before_training(tmp_path: Path) -> None:
     table = tmp_path / "valid.tsv"
     table.write_text("source\ttarget\nCCO\tCC\n", encoding="utf-8")
-    flags = {"validation": table, "tokens": "smiles", "normalize": "normalizers_of_faults:nothing"}
+    flags = {
+        "validation": table,
+        "tokens": "smiles",
+        "normalize": "normalizers_of_faults:nothing",
+    }
     message = error_of(run, tmp_path, PAIRS, **flags)
     assert message.startswith("normalize: all 1 references are invalid; None for 'CC'")
     assert not (tmp_path / "run").exists()
@@ -102,7 +106,13 @@ def test_equal_forms_of_a_list_take_one_place() -> None:
         return None if text.endswith("!") else text.lower()
 
     def top(reference: str, normalize: Any) -> dict[str, float]:
-        scores = score_translations(["a"], [reference], metrics=["top_k"], n_best=lists, normalize=normalize)
+        scores = score_translations(
+            ["a"],
+            [reference],
+            metrics=["top_k"],
+            n_best=lists,
+            normalize=normalize,
+        )
         return {name: value for name, value in scores.items() if name.startswith("top_")}
 
     assert top("c", None) == {"top_1": 0, "top_3": 0, "top_5": 100}

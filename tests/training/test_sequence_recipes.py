@@ -81,5 +81,9 @@ def test_sequence_recipes_train(name, tmp_path, capsys, python):
     assert WORDS_OF_LANGUAGES.findall(printed + card) == []
     typed, predict = re.search(r"^printf '%s\\n' (.*) \| vanilla-transformer (.*)$", card, re.M).groups()
     arguments = ["-m", "vanilla_transformer_cli", *shlex.split(predict)]
-    pipe = python.run(arguments, cwd=tmp_path / "run", input="\n".join(shlex.split(typed)) + "\n")
+    pipe = python.run(
+        arguments,
+        cwd=tmp_path / "run",
+        input="\n".join(shlex.split(typed)) + "\n",
+    )
     assert pipe.returncode == 0, pipe.stderr

@@ -66,7 +66,12 @@ def test_run_of_one_process_resumes_in_several(several):
 def test_run_of_several_processes_resumes_in_one(several, tmp_path):
     """`batches_per_update` and the position in the data come from the checkpoint."""
     results, _, folder = several
-    resumed = worker.train(tmp_path, 40, folder / "several_processes" / "checkpoint-7", **worker.ONE_BATCH)
+    resumed = worker.train(
+        tmp_path,
+        40,
+        folder / "several_processes" / "checkpoint-7",
+        **worker.ONE_BATCH,
+    )
     assert_same_updates(resumed, results["to resume"])
 
 

@@ -35,7 +35,13 @@ def test_sharded_updates_equal_those_of_one_process(sharded, share, tie, tmp_pat
     part, weights = sharded[1][share, tie]
     assert part < 0.6
     tying = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
-    _, _, model = several_processes.train(tmp_path, 40, tying=tying, max_steps=2, **several_processes.BATCHES)
+    _, _, model = several_processes.train(
+        tmp_path,
+        40,
+        tying=tying,
+        max_steps=2,
+        **several_processes.BATCHES,
+    )
     start = dict(tiny_model(label_smoothing=0.1, **tying).named_parameters())
     for name, parameter in model.named_parameters():
         moved = (parameter - start[name]).norm()

@@ -18,7 +18,12 @@ from tests.model_helpers import SMALL_SIZES, error_of, randomise, tiny_model
 from tests.trainer_helpers import as_flags
 
 WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|chrf|translat|languag|sentence).*", re.IGNORECASE)
-RINGS = [("c1ccccc1", "C1CCCCC1"), ("C1CCCCC1", "c1ccccc1"), ("CC(=O)O", "CCO"), ("OCC", "CC=O")]
+RINGS = [
+    ("c1ccccc1", "C1CCCCC1"),
+    ("C1CCCCC1", "c1ccccc1"),
+    ("CC(=O)O", "CCO"),
+    ("OCC", "CC=O"),
+]
 SETTINGS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
@@ -83,7 +88,12 @@ def test_fine_tuning_takes_the_task_of_its_base_model(
 
 
 @pytest.mark.parametrize("fine_tuned", [True, False])
-def test_resumed_run_keeps_the_task(base: Path, splits: dict[str, Any], tmp_path: Path, fine_tuned: bool) -> None:
+def test_resumed_run_keeps_the_task(
+    base: Path,
+    splits: dict[str, Any],
+    tmp_path: Path,
+    fine_tuned: bool,
+) -> None:
     own = {"model_name_or_path": str(base)} if fine_tuned else {**SMALL_SIZES, "tokens": "smiles"}
     flags = {**splits, **own, "lr_scheduler_type": "constant"}
     run(tmp_path / "run", **flags, max_steps=1)

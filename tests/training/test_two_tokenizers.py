@@ -25,7 +25,14 @@ from tests.trainer_helpers import make_trainer, run_tiny, write_pairs
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier"}
 SOURCE = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
-TARGET = ["null", *WORDS.values(), "<pad>", "</s>", "<s>", "<unk>"]  # ids 1 and 2, the source's, are words
+TARGET = [
+    "null",
+    *WORDS.values(),
+    "<pad>",
+    "</s>",
+    "<s>",
+    "<unk>",
+]  # ids 1 and 2, the source's, are words
 LINES = ["four three", "two three four", "one", "one four two three one"]
 
 
@@ -184,7 +191,12 @@ def test_training_keeps_the_tokens_of_the_target(pair, target_size, own, tmp_pat
 
 def test_own_tokens_of_an_adapted_tokenizer_are_kept():
     """A list of ends that the caller sets stays, and so does a new end in a shared vocabulary."""
-    model = tiny_model(vocab_size=8, decoder_vocab_size=9, share_encoder_decoder_embeddings=False, eos_token_id=6)
+    model = tiny_model(
+        vocab_size=8,
+        decoder_vocab_size=9,
+        share_encoder_decoder_embeddings=False,
+        eos_token_id=6,
+    )
     model.config.eos_token_id = 2
     model.generation_config.eos_token_id = [2, 6, 7]
     assert model.generation_config.eos_token_id == [6, 7]
@@ -239,7 +251,11 @@ def test_resumed_run_is_bit_identical_with_everything_on(pair, tmp_path):
         "vocab_size": 8,
     }
     run_tiny(tmp_path / "whole", **flags)
-    run_tiny(tmp_path / "new", **flags, resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2")
+    run_tiny(
+        tmp_path / "new",
+        **flags,
+        resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2",
+    )
     for name in ("model.safetensors", "checkpoint-4/model.safetensors", "checkpoint-4/ema.safetensors"):
         whole = load_file(tmp_path / "whole" / name)
         torch.testing.assert_close(load_file(tmp_path / "new" / name), whole, rtol=0, atol=0)
