@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis.strategies import integers, lists, none, sampled_from, tuples
+from numpy.random import default_rng
 
 from hf_vanilla_transformer.batches.batching import (
     TokenBatchDataset,
@@ -24,7 +25,7 @@ from hf_vanilla_transformer.batches.batching import (
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import padding_collator
 
-LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=120)
+LENGTHS = lists(tuples(integers(1, 40), integers(1, 40)), min_size=1, max_size=120)
 FEW = settings(max_examples=60)
 
 
@@ -36,7 +37,7 @@ def sampler(pairs, max_tokens=60, epoch=0, **plan):
 
 
 def lengths_like_sentences():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     source = rng.poisson(14, 3000) + 2
     target = (source * rng.uniform(0.7, 1.4, 3000)).astype(int)
     return np.stack([source, np.maximum(1, target)], axis=1)
@@ -45,10 +46,10 @@ def lengths_like_sentences():
 @FEW
 @given(
     pairs=LENGTHS,
-    max_tokens=st.integers(1, 100),
-    tokens_per_update=st.none() | st.integers(1, 500),
-    world_size=st.integers(1, 5),
-    epoch=st.integers(0, 3),
+    max_tokens=integers(1, 100),
+    tokens_per_update=none() | integers(1, 500),
+    world_size=integers(1, 5),
+    epoch=integers(0, 3),
 )
 def test_ranks_share_updates_in_which_every_pair_occurs_once(
     pairs,
@@ -92,13 +93,13 @@ def test_pairs_are_sorted_and_those_of_equal_lengths_shuffled(pairs):
     runs = runs_of_equals(source[order], target[order])
     groups = groupby(pairs[row] for row in order)
     assert runs.tolist() == [number for number, (_, run) in enumerate(groups, start=1) for _ in run]
-    places = shuffled_runs(runs, np.random.default_rng(0))
+    places = shuffled_runs(runs, default_rng(0))
     assert sorted(places) == list(range(len(pairs)))
     assert runs[places].tolist() == runs.tolist()
 
 
 @FEW
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=120), st.integers(1, 64))
+@given(lists(integers(0, 30), min_size=1, max_size=120), integers(1, 64))
 def test_split_into_batches_is_greedy(lengths, max_tokens):
     starts = [0]
     batch = []
@@ -111,7 +112,7 @@ def test_split_into_batches_is_greedy(lengths, max_tokens):
 
 
 @FEW
-@given(st.lists(st.integers(1, 40), min_size=8, max_size=40), st.sampled_from([1, 2, 4, 8]))
+@given(lists(integers(1, 40), min_size=8, max_size=40), sampled_from([1, 2, 4, 8]))
 def test_groups_are_cut_at_the_nearest_borders(tokens, count):
     borders = np.cumsum([0, *tokens])
     cuts = []
@@ -148,7 +149,7 @@ def shares_by_the_rule(batches, lengths, ranks):
 
 
 def test_ranks_get_batches_forth_and_back_by_their_size():
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for _ in range(100):
         pairs = rng.integers(1, 13)
         lengths = rng.integers(1, 1_000_000, pairs)  # no two batches are of one size
@@ -162,7 +163,7 @@ def test_ranks_get_batches_forth_and_back_by_their_size():
 
 
 @FEW
-@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 30), st.integers(1, 8))
+@given(integers(1, 9), integers(1, 30), integers(1, 30), integers(1, 8))
 def test_rounded_shape_is_the_smallest(pairs, source, target, unit):
     def places(shape):
         return shape[0] * (shape[1] + shape[2])
@@ -244,7 +245,7 @@ class Grown(list):
 
 
 @FEW
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=60), st.integers(1, 200))
+@given(lists(tuples(integers(1, 60), integers(1, 60)), min_size=1, max_size=60), integers(1, 200))
 def test_updates_of_grown_pairs_keep_the_limit(lengths, max_tokens):
     rows = [{"input_ids": [row] * source, "labels": [row] * target} for row, (source, target) in enumerate(lengths)]
     dataset = TokenBatchDataset(Grown(rows), max_tokens)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from numpy.random import default_rng
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 from transformers import (
@@ -36,13 +37,13 @@ from hf_vanilla_transformer.batches.packing import (
     fill_rows,
 )
 from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
-from tests.model_helpers import PAD, START, assert_same_gradients, padded, tiny_model
+from tests.model_helpers import PAD, SMALL_SIZES, START, assert_same_gradients, padded, tiny_model
 from tests.trainer_helpers import QUIET
 
 Row = dict[str, list[int]]
 Batch = dict[str, Tensor]
 
-_rng = np.random.default_rng(1)
+_rng = default_rng(1)
 ROWS = [
     {
         "input_ids": _rng.integers(4, 40, source).tolist(),
@@ -112,7 +113,7 @@ def test_packed_rows_have_the_gradients_of_padded_pairs(fields: dict[str, Any]) 
 def test_unlabelled_tokens_and_large_ids_are_those_of_padded_pairs(vocab_size: int) -> None:
     """-100 is in the first place, inside and at the end of targets, and stands for the pad token in the decoder."""
     model = tiny_model(vocab_size=vocab_size, d_model=16).train()
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     rows = []
     for unlabelled in [(), (0,), (2, 3), (4,)] * 3:
         ids = rng.integers(vocab_size - 200, vocab_size, 9)
@@ -247,14 +248,8 @@ def test_packed_rows_serve_other_models(
 ) -> None:
     torch.manual_seed(0)
     config = config_class(
+        **SMALL_SIZES,
         vocab_size=40,
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
         max_position_embeddings=64,
         pad_token_id=PAD,
         decoder_start_token_id=START,
@@ -291,7 +286,7 @@ def places_by_the_rule(source: np.ndarray, target: np.ndarray, max_tokens: int) 
 
 
 def test_places_of_a_row_are_in_proportion_to_the_tokens_of_their_sides() -> None:
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     for _ in range(300):
         source = rng.integers(1, rng.choice([5, 40, 130, 300]), 3)
         target = rng.integers(1, rng.choice([5, 40, 130, 300]), 3)
@@ -340,7 +335,7 @@ def test_rows_are_those_of_the_rule_for_one_pair_after_the_other(
 ) -> None:
     """Also where a row is repeated, because its kinds of pairs are frequent."""
     monkeypatch.setattr(packing, "FIRST_LOOK", first_look)
-    rng = np.random.default_rng(2)
+    rng = default_rng(2)
     source = rng.integers(1, 8, 200) + 12 * (rng.random(200) < 0.1)
     target = np.maximum(source + rng.integers(-1, 2, 200), 1)
     kinds = list(zip(source.tolist(), target.tolist(), strict=True))
@@ -583,7 +578,7 @@ NATURAL = {
 @pytest.mark.parametrize("corpus", NATURAL)
 def test_natural_lengths_leave_few_places_free(corpus: str, plan: dict[str, int]) -> None:
     mean, deviation, longest, ratio = NATURAL[corpus]
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     source = rng.lognormal(np.log(mean) - deviation**2 / 2, deviation, 20_000).round().clip(1, longest)
     target = (source * 28 / 26 * np.exp(rng.normal(0, ratio, 20_000))).round().clip(1, longest)
     sampler = PackedBatchSampler(source.astype(int), target.astype(int), **plan)

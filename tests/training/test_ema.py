@@ -4,7 +4,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
+from torch.testing import assert_close
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
@@ -35,13 +35,13 @@ def test_ema_follows_its_formula(tmp_path: Path) -> None:
     averages = trainer.ema.average
     assert averages.keys() == dict(trainer.model.named_parameters()).keys()
     for name, average in averages.items():
-        torch.testing.assert_close(average, expected[name], rtol=1e-5, atol=1e-6)
+        assert_close(average, expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_ema_of_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 4).ema.average
     resumed = run(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2").ema.average
-    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+    assert_close(resumed, whole, rtol=0, atol=0)
 
 
 def test_ema_refuses_a_checkpoint_without_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from accelerate import skip_first_batches
 from datasets import Dataset
 from safetensors.torch import load_file
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments
@@ -88,8 +89,8 @@ def test_updates_read_ahead_are_those_of_a_plain_loader(tmp_path: Path, monkeypa
         ahead.batch_sampler.set_epoch(epoch)
         expected = list(plain)
         assert len(expected) > 3
-        torch.testing.assert_close(list(ahead), expected, rtol=0, atol=0)
-        torch.testing.assert_close(
+        assert_close(list(ahead), expected, rtol=0, atol=0)
+        assert_close(
             list(skip_first_batches(ahead, 2)),
             expected[2:],
             rtol=0,
@@ -117,7 +118,7 @@ def test_run_that_reads_ahead_resumes_to_the_bytes_of_a_plain_one(
     plain = run("plain")
     monkeypatch.setattr(loaders, "DataLoader", ReadAheadLoader)
     for weights in (run("ahead"), run("resumed", tmp_path / "ahead" / "checkpoint-2")):
-        torch.testing.assert_close(weights, plain, rtol=0, atol=0)
+        assert_close(weights, plain, rtol=0, atol=0)
     assert not reading_threads()
 
 
@@ -134,6 +135,6 @@ def test_workers_pack_pairs_that_change(tmp_path: Path) -> None:
         loader = trainer.get_train_dataloader()
         assert loader.num_workers == workers
         updates.append(list(loader))
-    torch.testing.assert_close(updates[1], updates[0], rtol=0, atol=0)
+    assert_close(updates[1], updates[0], rtol=0, atol=0)
     unchanged = make_trainer(tmp_path, random_pairs(64), dataloader_num_workers=1, **PACKED)
     assert unchanged.get_train_dataloader().num_workers == 0

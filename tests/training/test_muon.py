@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Muon, Optimizer
@@ -36,7 +37,7 @@ def numpy_orthogonalized(matrix: np.ndarray) -> np.ndarray:
 def test_orthogonalized_is_the_polynomial_of_singular_values(shape: tuple[int, int]) -> None:
     matrices = torch.randn(3, *shape) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
     for actual, matrix in zip(orthogonalized(matrices), matrices, strict=True):
-        np.testing.assert_allclose(
+        assert_allclose(
             actual.numpy(),
             numpy_orthogonalized(matrix.numpy()),
             atol=1e-4,
@@ -76,7 +77,7 @@ def test_muon_follows_its_formula(shape: tuple[int, int], decay: float) -> None:
         momentum = 0.95 * momentum + 0.05 * gradient
         update = numpy_orthogonalized(0.95 * momentum + 0.05 * gradient)
         weight = (1 - 0.1 * decay) * weight - 0.1 * 0.2 * np.sqrt(max(shape)) * update
-        np.testing.assert_allclose(actual.numpy(), weight, atol=1e-4)
+        assert_allclose(actual.numpy(), weight, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -138,7 +139,7 @@ def test_trainer_takes_one_step_of_muon(tmp_path: Path) -> None:
             weight = before.get_parameter(path)
             rate = 0.01 * 0.2 * max(weight.shape) ** 0.5
             step = (weight - after.get_parameter(path)) / rate
-            np.testing.assert_allclose(
+            assert_allclose(
                 step.detach(),
                 numpy_orthogonalized(weight.grad.numpy()),
                 atol=1e-3,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from datasets import Dataset
+from numpy.random import default_rng
 from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
@@ -18,7 +19,7 @@ BATCH = 16
 @pytest.fixture
 def lengths():
     """Lengths of 1,000 pairs, correlated as in real text: targets are 0.7 to 1.5 times as long."""
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     source = rng.integers(3, 40, 1000)
     target = (source * rng.uniform(0.7, 1.5, 1000)).round().astype(int)
     return source, np.maximum(1, target)
@@ -93,7 +94,7 @@ def test_incomplete_batch_is_from_all_lengths(lengths, count):
 
 
 def trainer(folder, count=26, collator=None, **settings):
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
 
     def side(shortest):  # each row begins with its number, to identify the rows of a batch
         sizes = rng.integers(shortest, shortest + 6, count)
