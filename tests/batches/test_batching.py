@@ -14,7 +14,6 @@ from hf_vanilla_transformer.batches.batching import (
     TokenBatchSampler,
     collate_batches,
     even_groups,
-    pair_lengths,
     rounded_shape,
     runs_of_equals,
     shard_batches,
@@ -229,13 +228,6 @@ def test_batches_are_not_in_order_of_length():
     pairs = lengths_like_sentences()
     longest = [pairs[batch[0]][0] for (batch,) in sampler(pairs, 500)]
     assert abs(np.corrcoef(longest, range(len(longest)))[0, 1]) < 0.3
-
-
-def test_pair_lengths_of_a_list_of_rows():
-    rows = [{"input_ids": [4, 2], "labels": [5, 6, 2]}, {"input_ids": [2], "labels": [2]}]
-    source, target = pair_lengths(rows)
-    assert source.tolist() == [2, 1]
-    assert target.tolist() == [3, 1]
 
 
 class Grown(list):

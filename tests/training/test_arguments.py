@@ -24,38 +24,38 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "reason"),
+    ("argument", "reason"),
     [
-        ("gradient_accumulation_steps", 0, " 1"),
-        ("per_device_train_batch_size", 0, " 1"),
-        ("per_device_eval_batch_size", 0, " 1"),
-        ("generation_max_length", 0, " 1"),
-        ("test_num_beams", 0, " 1"),
-        ("max_source_length", 0, " 1"),
-        ("save_total_limit", 0, " 1"),
-        ("seed", -1, " 0"),
-        ("seed", 2**32, "4,294,967,295"),
-        ("generation_max_length", 10**12, "100,000"),
-        ("learning_rate", -1.0, " 0"),
-        ("learning_rate", "nan", " 0"),
-        ("weight_decay", "inf", " 0"),
-        ("adam_beta2", 1.0, "below 1"),
-        ("save_steps", 0, " 0"),
-        ("max_minutes", -3, " 0"),
-        ("num_train_epochs", -1, " 0"),
-        ("num_train_epochs", "nan", "finite"),
-        ("max_steps", 0, "updates"),
-        ("max_steps", -7, "updates"),
-        ("predict_with_generate", False, "False"),
-        ("deepspeed", "ds.json", "was not found"),
-        ("use_liger_kernel", True, "True"),
-        ("bf16_full_eval", True, "rounds the weights"),
-        ("dataloader_persistent_workers", True, "dataloader_num_workers"),
+        ("gradient_accumulation_steps=0", " 1"),
+        ("per_device_train_batch_size=0", " 1"),
+        ("per_device_eval_batch_size=0", " 1"),
+        ("generation_max_length=0", " 1"),
+        ("test_num_beams=0", " 1"),
+        ("max_source_length=0", " 1"),
+        ("save_total_limit=0", " 1"),
+        ("seed=-1", " 0"),
+        ("seed=4294967296", "4,294,967,295"),
+        ("generation_max_length=1000000000000", "100,000"),
+        ("learning_rate=-1.0", " 0"),
+        ("learning_rate=nan", " 0"),
+        ("weight_decay=inf", " 0"),
+        ("adam_beta2=1.0", "below 1"),
+        ("save_steps=0", " 0"),
+        ("max_minutes=-3", " 0"),
+        ("num_train_epochs=-1", " 0"),
+        ("num_train_epochs=nan", "finite"),
+        ("max_steps=0", "updates"),
+        ("max_steps=-7", "updates"),
+        ("predict_with_generate=False", "False"),
+        ("deepspeed=ds.json", "was not found"),
+        ("use_liger_kernel=True", "True"),
+        ("bf16_full_eval=True", "rounds the weights"),
+        ("dataloader_persistent_workers=True", "dataloader_num_workers"),
     ],
 )
-def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
-    message = error_of(parse_recipe, ["--output_dir", "x", f"--{name}={value}"])
-    assert name in message
+def test_wrong_number_is_refused_when_it_is_given(argument, reason):
+    message = error_of(parse_recipe, ["--output_dir", "x", f"--{argument}"])
+    assert argument.split("=")[0] in message
     assert reason in message
 
 

@@ -111,23 +111,31 @@ def test_fine_tuning_refuses_a_size_that_its_base_does_not_have(tmp_path, recipe
     assert "16" in message
 
 
+NO_ROWS = "by_pairs needs rows such as `20000: {dropout: 0.3, why: few words}`"
+
+
 @pytest.mark.parametrize(
-    ("rows", "fields", "parts"),
+    ("text", "message"),
     [
-        ({4: {"d_modle": 8}}, {}, ["by_pairs", "4", "d_modle", "d_model?"]),
-        ({4: {"dropout": "much"}}, {}, ["dropout", "much"]),
-        ({4: {"dropout": 0.1}}, {"dropout": 0.2}, ["4", "dropout"]),
-        ({4: {"train": ["a", "b"]}}, {}, ["4", "train"]),
-        ({4: {"seed": 2}}, {}, ["4", "seed"]),
-        ({"few": {"dropout": 0.1}}, {}, ["by_pairs"]),
-        ({0: {"dropout": 0.1}}, {}, ["by_pairs"]),
-        ({4: 0.1}, {}, ["by_pairs"]),
-        ([0.1], {}, ["by_pairs"]),
+        ("by_pairs: {4: {d_modle: 8}}", "by_pairs: 4 has an unknown field d_modle; did you mean d_model?"),
+        ("by_pairs: {4: {dropout: 0.1}}\ndropout: 0.2", "by_pairs: 4: dropout is outside by_pairs too: keep one"),
+        ("by_pairs: {4: {train: [a, b]}}", "by_pairs: 4: train cannot depend on the pairs"),
+        ("by_pairs: {4: {seed: 2}}", "by_pairs: 4: seed cannot depend on the pairs"),
+        ("by_pairs: {few: {dropout: 0.1}}", NO_ROWS),
+        ("by_pairs: {0: {dropout: 0.1}}", NO_ROWS),
+        ("by_pairs: {4: 0.1}", NO_ROWS),
+        ("by_pairs: [0.1]", NO_ROWS),
     ],
 )
-def test_wrong_rows_are_refused(recipe, rows, fields, parts):
-    message = error_of(parse_recipe, [str(recipe(rows, **fields))])
-    assert all(part in message for part in parts) and "sized.yaml" in message or "dropout" in message
+def test_wrong_rows_are_refused(tmp_path, text, message):
+    path = tmp_path / "sized.yaml"
+    path.write_text(f"output_dir: x\n{text}\n", encoding="utf-8")
+    assert error_of(parse_recipe, [str(path)]) == f"{path}: {message}"
+
+
+def test_wrong_value_of_a_row_is_named(recipe):
+    message = error_of(parse_recipe, [str(recipe({4: {"dropout": "much"}}))])
+    assert "--dropout: invalid float value: 'much'" in message
 
 
 @pytest.fixture

@@ -205,20 +205,19 @@ def test_abbreviated_field_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("values", "parts"),
+    ("line", "message"),
     [
-        ({"max_steps": "many"}, ["max_steps", "many"]),
-        ({"d_model": 1.5}, ["d_model", "1.5"]),
-        ({"bidirectional": "perhaps"}, ["bidirectional", "perhaps"]),
-        ({"dropout": "much"}, ["dropout", "much"]),
-        ({"lr_scheduler_type": "sideways"}, ["sideways"]),
-        ({"eval_strategy": "sometimes"}, ["sometimes"]),
-        ({"max_steps": [1, 2]}, ["2"]),
+        ("max_steps: many", "argument --max_steps/--max-steps: invalid int value: 'many'"),
+        ("d_model: 1.5", "argument --d_model/--d-model: invalid int value: '1.5'"),
+        ("bidirectional: perhaps", "argument --bidirectional: Truthy value expected: got perhaps"),
+        ("dropout: much", "argument --dropout: invalid float value: 'much'"),
+        ("lr_scheduler_type: sideways", "sideways is not a valid SchedulerType"),
+        ("eval_strategy: sometimes", "argument --eval_strategy/--eval-strategy: invalid choice: 'sometimes'"),
+        ("max_steps: [1, 2]", "arguments are not used by the HfArgumentParser: ['2']"),
     ],
 )
-def test_wrong_value_is_named(recipe, values, parts):
-    message = complaint(recipe({"output_dir": "x", **values}))
-    assert all(part in message for part in parts)
+def test_wrong_value_is_named(recipe, line, message):
+    assert message in complaint(recipe(f"output_dir: x\n{line}\n"))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_pair_lengths_are_of_both_sides_after_transforms(monkeypatch):
     def lists(data):
         return [lengths.tolist() for lengths in pair_lengths(data)]
 
-    assert lists(data) == [[2, 1, 3], [1, 4, 2]]
+    assert lists(data) == lists(list(data)) == [[2, 1, 3], [1, 4, 2]]
     assert lists(data.with_transform(longer)) == [[3, 2, 4], [2, 5, 3]]
     assert lists(data.select([2, 0])) == [[3, 2], [2, 1]]
 
