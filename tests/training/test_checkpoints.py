@@ -53,7 +53,7 @@ def saved(path, **tensors):
         (torch.bfloat16, [1.0, 1 + 2**-6], 1 + 2**-7),
     ],
 )
-def test_average_is_computed_in_float64_and_keeps_the_dtype(tmp_path, dtype, numbers, expected):
+def test_average_is_computed_in_float64(tmp_path, dtype, numbers, expected):
     files = [saved(tmp_path / f"{i}", a=torch.tensor([[x, 3.0]], dtype=dtype)) for i, x in enumerate(numbers)]
     average_weights(files, tmp_path / "mean.safetensors")
     found = load_file(tmp_path / "mean.safetensors")["a"]

@@ -27,7 +27,6 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
         self.evaluating = 0.0
-        self.limits = []
         step = callbacks.FitThreads.on_step_begin
         predict = VanillaTransformerTrainer.prediction_step
 
