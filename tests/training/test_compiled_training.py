@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,8 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-from tests import trainer_helpers
-from tests.model_helpers import tiny_model
-from tests.trainer_helpers import (
-    DESCENT,
-    EntropyLoss,
-    FailingBackward,
-    assert_same_model,
-    flat,
-    random_pairs,
-    relative_error,
-)
+from tests.trainer_helpers import DESCENT, EntropyLoss, FailingBackward, flat, random_pairs, relative_error
+from tests.training import short_runs
 
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 
@@ -37,28 +29,7 @@ def forget_compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def trained(
-    folder: Path,
-    steps: int,
-    resume: Path | None = None,
-    dropout: float = 0.3,
-    **settings: Any,
-) -> Any:
-    given = {
-        "max_tokens_per_batch": 60,
-        "max_steps": steps,
-        "pack": True,
-        "learning_rate": 0.01,
-        "seed": 3,
-    }
-    model = tiny_model(dropout=dropout, label_smoothing=0.1, encoder_layers=1, decoder_layers=1)
-    return trainer_helpers.trained(
-        folder,
-        random_pairs(64),
-        model,
-        resume=resume,
-        **given | settings,
-    )
+trained = partial(short_runs.trained, pack=True, layers=1)
 
 
 class Graphs:
@@ -140,26 +111,18 @@ def test_compiled_updates_are_those_of_eager_ones(bf16: bool, tmp_path: Path) ->
     assert relative_error(weights(3, **COMPILED) - eager + moved, moved) < (1e-2 if bf16 else 1e-5)
 
 
-def check_resume(folder: Path, **settings: Any) -> None:
-    settings = {"save_strategy": "steps", "save_steps": 2, **settings}
-    trained(folder / "whole", 4, **settings)
-    torch._dynamo.reset()
-    trained(folder / "resumed", 4, folder / "whole" / "checkpoint-2", **settings)
-    assert_same_model(folder / "whole" / "checkpoint-4", folder / "resumed" / "checkpoint-4")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"bf16": True}, {"muon": True, "ema_decay": 0.9, "tokens_per_update": 100}], ids=str
 )
 def test_compiled_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
-    check_resume(tmp_path, **settings, **COMPILED)
+    short_runs.check_resume(trained, tmp_path, **settings, **COMPILED)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
 def test_run_compiled_by_inductor_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    check_resume(tmp_path, torch_compile=True)
+    short_runs.check_resume(trained, tmp_path, torch_compile=True)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # one a run
 

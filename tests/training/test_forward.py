@@ -1,6 +1,7 @@
 """Weights that are cast together: the values and gradients of autocast, bit for bit."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import nn
 
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.forward import CastForward, PlainForward, forward_pass_of, linear_weights
-from tests import trainer_helpers
 from tests.model_helpers import gradients, tiny_model, translation_batch
-from tests.trainer_helpers import EntropyLoss, assert_same_model, flat, random_pairs
+from tests.trainer_helpers import EntropyLoss, flat
+from tests.training import short_runs
 
 VARIANTS = [
     {},
@@ -80,22 +81,7 @@ SETTINGS = [
 ]
 
 
-def trained(folder: Path, steps: int = 3, resume: Path | None = None, **settings: Any) -> Any:
-    given = {
-        "max_tokens_per_batch": 60,
-        "max_steps": steps,
-        "bf16": True,
-        "learning_rate": 0.01,
-        "seed": 3,
-    }
-    model = tiny_model(dropout=0.3, label_smoothing=0.1)
-    return trainer_helpers.trained(
-        folder,
-        random_pairs(64),
-        model,
-        resume=resume,
-        **given | settings,
-    )
+trained = partial(short_runs.trained, bf16=True)
 
 
 @pytest.fixture
@@ -133,7 +119,4 @@ def test_forward_pass_is_chosen_again_for_another_model(tmp_path: Path, as_on_gp
 
 def test_run_resumes_to_the_same_bytes(tmp_path: Path, as_on_gpu: Any) -> None:
     as_on_gpu()
-    settings = {**SETTINGS[0], "save_strategy": "steps", "save_steps": 1}
-    trained(tmp_path / "whole", 2, **settings)
-    trained(tmp_path / "resumed", 2, tmp_path / "whole" / "checkpoint-1", **settings)
-    assert_same_model(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
+    short_runs.check_resume(trained, tmp_path, **SETTINGS[0])

@@ -19,7 +19,7 @@ from hf_vanilla_transformer.training.trainer.muon import MuonAdamW, orthogonaliz
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.pretended_gpu import counted, on_gpu
-from tests.trainer_helpers import SAVING, collate, flat, random_pairs, relative_error, trained
+from tests.trainer_helpers import SAVING, collate, random_pairs, relative_error, trained
 
 SHAPES = [(6, 6), (10, 4), (4, 10)]
 
@@ -157,12 +157,6 @@ def test_matrices_of_many_layers_take_few_kernels() -> None:
             optimizer.step()
     assert count.launches < 120, count.operations.most_common()
     assert not count.waits
-
-
-def test_resumed_muon_run_is_bit_identical(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", 4).model
-    resumed = run(tmp_path / "resumed", 4, resume=tmp_path / "whole" / "checkpoint-2").model
-    assert torch.equal(flat(resumed), flat(whole))
 
 
 def test_resume_without_muon_is_refused(tmp_path: Path) -> None:

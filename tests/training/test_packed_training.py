@@ -1,6 +1,7 @@
 """Training on packed rows: exact updates, exact resumes, and the objectives."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +11,11 @@ import torch
 from hf_vanilla_transformer.batches.packing import PLAN_VERSION
 from hf_vanilla_transformer.training.state.fingerprint import PACKING
 from hf_vanilla_transformer.utils.errors import UserError
-from tests import trainer_helpers
 from tests.model_helpers import error_of, tiny_model
-from tests.trainer_helpers import DESCENT, SAVING, assert_same_model, flat, random_pairs
+from tests.trainer_helpers import DESCENT, flat
+from tests.training import short_runs
 
-
-def trained(
-    folder: Path,
-    steps: int = 2,
-    resume: Path | None = None,
-    dropout: float = 0.0,
-    **settings: Any,
-) -> Any:
-    given = {
-        "max_tokens_per_batch": 60,
-        "max_steps": steps,
-        "pack": True,
-        "seed": 3,
-    }
-    model = tiny_model(dropout=dropout, label_smoothing=0.1)
-    return trainer_helpers.trained(
-        folder,
-        random_pairs(64),
-        model,
-        resume=resume,
-        **given | settings,
-    )
+trained = partial(short_runs.trained, pack=True)
 
 
 @pytest.mark.parametrize("objective", ["none", "r_drop", "teacher"])
@@ -49,7 +29,7 @@ def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: str, tm
     }
 
     def weights(**settings: Any) -> torch.Tensor:
-        return flat(trained(tmp_path / "run", **whole, **settings).model)
+        return flat(trained(tmp_path / "run", **whole, **settings, dropout=0.0).model)
 
     settings = objectives[objective]
     padded = weights(pack=False, **settings)
@@ -60,10 +40,7 @@ def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: str, tm
 
 @pytest.mark.parametrize("settings", [{}, {"simcut_alpha": 3.0}, {"muon": True, "ema_decay": 0.9}], ids=str)
 def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
-    run = {**SAVING, "save_steps": 2, "dropout": 0.3, **settings}
-    trained(tmp_path / "whole", 4, **run)
-    trained(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2", **run)
-    assert_same_model(tmp_path / "whole" / "checkpoint-4", tmp_path / "resumed" / "checkpoint-4")
+    short_runs.check_resume(trained, tmp_path, **settings)
 
 
 def test_packed_run_of_an_earlier_plan_starts_its_epoch_again(tmp_path: Path) -> None:
@@ -101,7 +78,7 @@ def test_packing_is_the_default_of_gpus_only(tmp_path: Path) -> None:
 
 
 def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, dropout=0.1)
+    trainer = trained(tmp_path)
     trainer.losses.add(0, 0, torch.tensor(1.0))
     trainer.losses.add(trainer._epoch_start, 0, torch.tensor(float("nan")))
     with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
