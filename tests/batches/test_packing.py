@@ -22,7 +22,6 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
 )
 
 from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
@@ -39,7 +38,7 @@ from hf_vanilla_transformer.batches.packing import (
 )
 from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
 from tests.model_helpers import PAD, SMALL_SIZES, START, assert_same_gradients, padded, tiny_model
-from tests.trainer_helpers import QUIET
+from tests.trainer_helpers import make_trainer, padding_collator
 
 Row = dict[str, list[int]]
 Batch = dict[str, Tensor]
@@ -160,43 +159,34 @@ def test_mask_hides_tokens_of_packed_rows() -> None:
     assert_same_training(model, packed, plain)
 
 
-class OwnLoss(Seq2SeqTrainer):
-    """The focal loss, from the logits."""
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        outputs = model(**inputs)
-        labels = inputs["labels"]
-        log_p = outputs.logits.log_softmax(dim=-1)
-        log_p = log_p.gather(2, labels.clamp(min=0)[..., None])[..., 0]
-        losses = -((1 - log_p.exp()) ** 2) * log_p
-        return losses[labels != -100].sum() / num_items_in_batch
+def focal_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+    log_p = outputs.logits.log_softmax(dim=-1)
+    log_p = log_p.gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    losses = -((1 - log_p.exp()) ** 2) * log_p
+    return losses[labels != -100].sum() / num_items_in_batch
 
 
-@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, OwnLoss])
-def test_stock_trainer_packs_with_the_collator(trainer_class: type[Seq2SeqTrainer], tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", [None, focal_loss])
+def test_stock_trainer_packs_with_the_collator(loss: Any, tmp_path: Path) -> None:
     """The updates of packed rows are those of padded pairs, also with the user's own loss."""
-    args = Seq2SeqTrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=16,
-        optim="sgd",
-        learning_rate=0.1,
-        **QUIET,
-    )
 
     def weights(collator: Any) -> dict[str, Any]:
-        model = tiny_model()
-        trainer_class(model=model, args=args, train_dataset=ROWS, data_collator=collator).train()
-        return dict(model.named_parameters())
+        trainer = make_trainer(
+            tmp_path,
+            ROWS,
+            kind=Seq2SeqTrainer,
+            data_collator=collator,
+            compute_loss_func=loss,
+            max_steps=2,
+            per_device_train_batch_size=16,
+            optim="sgd",
+            learning_rate=0.1,
+        )
+        trainer.train()
+        return dict(trainer.model.named_parameters())
 
     packed = weights(PackedCollator(tiny_model().config, 64, 64))
-    assert_same_gradients(packed, weights(padded_batch))
+    assert_same_gradients(packed, weights(padding_collator(tiny_model())))
 
 
 def test_segments_that_cannot_be_masked_are_refused() -> None:

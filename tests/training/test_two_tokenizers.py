@@ -25,6 +25,7 @@ from tests.trainer_helpers import make_trainer, run_tiny, write_pairs
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier"}
 SOURCE = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
+# ids 1 and 2, the source's, are words
 TARGET = [
     "null",
     *WORDS.values(),
@@ -32,7 +33,7 @@ TARGET = [
     "</s>",
     "<s>",
     "<unk>",
-]  # ids 1 and 2, the source's, are words
+]
 LINES = ["four three", "two three four", "one", "one four two three one"]
 
 
