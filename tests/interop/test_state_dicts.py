@@ -301,7 +301,7 @@ def test_deep_modules_end_after_500_characters() -> None:
         assert len(state_dicts.find_weights(nested(depth), has_w, "f")) == count
 
 
-PAPER = torch.tensor([paper_position(index, 8) for index in range(9)])
+PAPER = torch.stack([torch.from_numpy(paper_position(index, 8)) for index in range(9)])
 SPLIT = torch.cat([PAPER[:, 0::2], PAPER[:, 1::2]], dim=1)
 
 
