@@ -221,6 +221,9 @@ def sentencepiece_backend(
     has_bytes = proto.trainer_spec.byte_fallback
     prepend_scheme = "always" if normal.add_dummy_prefix else "never"
     steps = _normalizer_steps(normal)
+    if normal.add_dummy_prefix:
+        # Metaspace adds its prefix only to a text that does not begin with one
+        steps.append(normalizers.Replace(Regex(r"\A[ ▁]"), "  "))
     splits: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme, split=False)]
     hidden = [token for token in tokens if token not in scores and token not in apart]
     known = {" ", *"".join(scores)}
