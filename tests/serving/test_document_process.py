@@ -1,8 +1,11 @@
 """Uploads of documents: their limits, and the end of their processes."""
 
 import asyncio
+import dataclasses
 import io
+import json
 import multiprocessing
+import signal
 import time
 import zipfile
 from collections.abc import Sequence
@@ -86,6 +89,87 @@ def test_memory_of_a_document_is_limited(suffix: str, content: bytes) -> None:
 
 def test_computing_of_a_document_is_limited() -> None:
     assert "too much memory or time" in error_of(lambda: translated(upload(ENDLESS, seconds=0.5)))
+
+
+class Server:
+    """The server's end of a pipe, which answers texts with capitals."""
+
+    def __init__(self, document: Upload, is_there: bool = True) -> None:
+        self.answers: list[Any] = [document]
+        self.is_there = is_there
+        self.sent: list[bytes] = []
+
+    def recv(self) -> Any:
+        return self.answers.pop()
+
+    def send_bytes(self, content: bytes) -> None:
+        if not self.is_there:
+            raise BrokenPipeError
+        self.sent.append(content)
+        if content.startswith(b'{"texts"'):
+            texts = json.loads(content)["texts"]
+            self.answers.append([[TranslatedPart(text, text.upper())] for text in texts])
+
+
+def test_process_limits_itself_and_answers_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = []
+    ignored = []
+    monkeypatch.setattr(document_process, "limit_process", lambda *limits: limited.append(limits))
+    monkeypatch.setattr(signal, "signal", lambda *handler: ignored.append(handler))
+
+    def sent(document: Upload, is_there: bool = True) -> list[bytes]:
+        server = Server(document, is_there)
+        document_process._read_document(server)  # type: ignore[arg-type]
+        return server.sent
+
+    texts = b'{"texts": ["one two"]}'
+    assert sent(upload(HTML, max_characters=7)) == [texts, b"{}", b"<p>ONE <b>TWO</b></p>"]
+    assert limited == [(60.0, 350_000_000, 10)]
+    assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
+    too_long = b'{"error": "file: request (7) exceeds text limit (6)"}'
+    assert sent(upload(HTML, max_characters=6)) == [too_long]
+    assert sent(upload(HTML), is_there=False) == []
+
+    unpacked = []
+
+    def without_memory(*arguments: Any, max_unpacked: int) -> bytes:
+        unpacked.append(max_unpacked)
+        raise MemoryError
+
+    monkeypatch.setattr(document_process, "translate_document", without_memory)
+    assert sent(upload(HTML)) == [b'{"error": "file: reading this document takes too much memory"}']
+    assert unpacked == [30_000_000]
+
+
+def test_documents_are_read_one_at_a_time() -> None:
+    running = []
+
+    async def slow_upper(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+        processes = multiprocessing.active_children()
+        running.append((len(processes), all(process.daemon for process in processes)))
+        await asyncio.sleep(0.05)
+        return await upper(texts)
+
+    async def run() -> list[bytes]:
+        processes = DocumentProcesses()
+        return await asyncio.gather(*(processes.translate(upload(HTML), slow_upper) for _ in range(2)))
+
+    assert asyncio.run(run()) == [b"<p>ONE <b>TWO</b></p>"] * 2
+    assert running == [(1, True)] * 2
+
+
+def test_documents_have_two_seconds_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        asked = []
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda *arguments: asked.append(arguments))
+        processes = DocumentProcesses()
+        processes.end_soon()
+        assert asked == [(2.0, processes._end)]
+
+    asyncio.run(run())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        upload(HTML).seconds = 1.0  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("content", "translate"), [(ENDLESS, upper), (HTML, never)])

@@ -4,15 +4,16 @@ import re
 import threading
 import time
 from concurrent.futures import CancelledError, Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.engine.continuous import ContinuousSearch
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch, FoundHypothesis
 from hf_vanilla_transformer.serving import engine as engine_module
-from hf_vanilla_transformer.serving.engine import Engine, QueueFull
+from hf_vanilla_transformer.serving.engine import Engine, QueuedSentence, QueueFull
 from tests.serving_helpers import CORPUS, echo_translator
 
 LINES = [f"{line} {number}" for number in range(5) for line in CORPUS]
@@ -68,6 +69,116 @@ def test_full_queue_takes_all_of_a_request_or_nothing(translator, sources, held)
     engine.close()
     with pytest.raises(QueueFull):
         engine.submit(sources[:1])
+
+
+def test_queue_takes_as_many_sentences_as_it_has_places(translator, sources, held):
+    engine = engine_of(translator, batch_size=1, max_queue=3)
+    with pytest.raises(QueueFull):
+        engine.submit(sources[:4])
+    running = submit_and_start(engine, sources[:1])
+    assert engine.ready and engine.alive and engine.running == 1
+    (left, *futures) = engine.submit(sources[1:2])
+    assert left.cancel()
+    futures += engine.submit(sources[2:5])
+    assert engine.waiting == 3 and not engine.ready and engine.alive
+    futures[0].cancel()
+    assert engine.waiting == 2 and engine.ready
+    held.set()
+    texts(translator, running + futures[1:])
+    assert all(thread.daemon for thread in engine._threads)
+    engine.close()
+    assert not engine.ready and not engine.alive
+
+
+def test_closing_engine_is_not_ready(translator: Translator, sources: list, held: threading.Event) -> None:
+    engine = engine_of(translator, batch_size=1)
+    submit_and_start(engine, sources[:1])
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while engine.ready:
+        time.sleep(0.01)
+    assert engine.alive
+    with pytest.raises(QueueFull):
+        engine.submit(sources[:1])
+    held.set()
+    closing.join()
+
+
+def test_engine_is_dead_after_a_thread_has_ended(translator: Translator) -> None:
+    engine = engine_of(translator, workers=2)
+    with engine._changed:
+        threads = engine._threads
+        engine._threads = [threads[0], threading.Thread()]
+    assert not engine.alive and not engine.ready
+    engine._threads = threads
+    assert engine.alive and engine.ready
+    engine.close()
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_log_probability_undoes_the_length_penalty(translator: Translator, power: float) -> None:
+    engine = engine_of(translator, num_beams=2, length_penalty=power)
+    hypothesis = FoundHypothesis([5, 6, 7, 2], -0.5)
+    assert engine.log_probability(hypothesis) == pytest.approx(-0.5 * 4**power)
+    assert engine.log_probability(hypothesis, 1) == pytest.approx(-0.5 * 3**power)
+    assert engine.log_probability(FoundHypothesis([5, 2], None)) is None
+    engine.close()
+
+
+class Batch:
+    """A search with some sentences in its batch and places for some more."""
+
+    def __init__(self, size: int, places: int) -> None:
+        self.size = size
+        self.places = places
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def wants(self, waiting: int) -> bool:
+        self.asked.append(waiting)
+        return self.places > 0
+
+    def fits(self, sources: list[list[int]]) -> bool:
+        return len(sources) <= self.places
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "places", "taken"),
+    [
+        (0, [0], 9, 0),
+        (5, [0], 9, 5),
+        (5, [0], 3, 3),
+        (5, [0], 0, 0),
+        (5, [0, 0], 9, 3),  # half of them, rounded up
+        (6, [0, 0], 9, 3),
+        (1, [0, 0, 0], 9, 1),
+        (4, [1, 3], 9, 3),  # so that both have four
+        (4, [3, 1], 9, 1),
+        (2, [4, 0], 9, 0),
+        (7, [2, 2, 2], 9, 3),
+    ],
+)
+def test_workers_take_their_share_of_the_queue(waiting: int, running: list[int], places: int, taken: int) -> None:
+    queue = [QueuedSentence([5], 1, turn, []) for turn in range(10, 10 + waiting)]
+    engine = SimpleNamespace(_waiting=[*queue], _running=[*running], _turn=9)
+    batch = Batch(running[0], places)
+    found = Engine._next_sentences(engine, 0, batch)  # type: ignore[arg-type]
+    assert found == queue[:taken]
+    assert engine._waiting == queue[taken:]
+    assert engine._running == [running[0] + taken, *running[1:]]
+    assert engine._turn == 9 + taken
+    assert batch.asked == [waiting] * (waiting > 0)
+
+
+def test_workers_pass_cancelled_sentences_over() -> None:
+    queue = [QueuedSentence([5], 1, turn, []) for turn in range(4)]
+    for place in (0, 2):
+        queue[place].future.cancel()
+    engine = SimpleNamespace(_waiting=[*queue], _running=[0], _turn=0)
+    assert Engine._next_sentences(engine, 0, Batch(0, 9)) == [queue[1], queue[3]]  # type: ignore[arg-type]
+    assert (engine._waiting, engine._turn, engine._running) == ([], 3, [2])
 
 
 def test_requests_take_turns(translator: Translator, sources: list[list[int]], held: threading.Event) -> None:

@@ -1,5 +1,6 @@
 """Which requests a page or a name of another site may not send, and which path and method the endpoints see."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -75,7 +76,8 @@ def test_start_of_the_server_is_passed_on() -> None:
 
     with TestClient(HttpRules(application, HOSTS, (), ())):
         pass
-    assert started == ["lifespan"]
+    asyncio.run(HttpRules(application, HOSTS, (), ())({"type": "a"}, None, None))  # type: ignore[arg-type]
+    assert started == ["lifespan", "a"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,7 @@ SITE = ("https://example.org",)
         ("https://translate.example.org:8443", "127.0.0.1:5000", HOSTS, (), True),
         ("http://localhost:3000", "127.0.0.1:5000", HOSTS, (), False),
         ("http://[::1]:3000", "127.0.0.1:5000", HOSTS, (), False),
+        ("http://localhost:3000", "translate.example.org", HOSTS[3:], (), False),
     ],
 )
 def test_pages_of_other_sites_are_refused(origin: Any, host: str, hosts: Any, origins: Any, passes: bool) -> None:
