@@ -118,6 +118,7 @@ SITE = ("https://example.org",)
         ("https://testserver:81", "testserver:81", (), (), True),
         ("moz-extension://0b1f", "testserver", (), (), True),  # no page has such an origin
         ("app://x", "testserver", (), (), True),
+        ("safari-web-extension://x", "testserver", (), (), True),
         ("http:", "", (), (), False),
         ("https://example.org", "testserver", (), SITE, True),
         ("https://other.org", "testserver", (), SITE, False),

@@ -324,7 +324,9 @@ def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refusal(made.translate_file, file_request("en", name, b"")).startswith(
             "400: Invalid request: file format not supported (."
         )
-    single = server("en-de", "en-fr")
+    no_source = "400: German (de) is not available as a target language"
+    assert refusal(server("de-en").translate_file, file_request("auto", "a.docx", b"PK")) == no_source
+    single = server("en-de", "fr-it", "it-aa")
     monkeypatch.setattr(single, "_translated_file", translated_file)
     run(single.translate_file(file_request("auto", "a.docx", b"PK")))
     assert used[-1] == ("en-de", ".docx"), "the only source needs no text"
