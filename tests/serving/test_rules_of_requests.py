@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from hf_vanilla_transformer.documents.documents import Part
 from hf_vanilla_transformer.engine.continuous import FoundHypothesis
 from hf_vanilla_transformer.serving import app, interface, schemas
+from hf_vanilla_transformer.serving.document_process import ServerEnds, Upload
 from hf_vanilla_transformer.serving.engine import QueueFull
 from hf_vanilla_transformer.serving.interface import Server
 from hf_vanilla_transformer.serving.options import Limits
@@ -330,6 +331,25 @@ def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "_translated_file", translated_file)
     run(single.translate_file(file_request("auto", "a.docx", b"PK")))
     assert used[-1] == ("en-de", ".docx"), "the only source needs no text"
+
+
+def test_document_is_translated_within_the_limits_of_a_request() -> None:
+    async def translate_aligned(texts: Sequence[str], warnings: list[str], linked: range) -> str:
+        return f"{texts} {warnings} {linked}"
+
+    async def of_process(upload: Any, translate: Callable) -> bytes:
+        if not upload.content:
+            raise ServerEnds
+        assert await translate(["a", "b"]) == "['a', 'b'] ['w'] range(0, 2)"
+        assert upload == Upload(b"x", ".txt", "en", "de", max_characters=7, seconds=9.0)
+        return b"translated"
+
+    made = server(pair("en-de", translate_aligned=translate_aligned), max_characters=7, timeout=9.0)
+    made.documents = SimpleNamespace(translate=of_process)  # type: ignore[assignment]
+    arguments = (b"x", ".txt", ["w"])
+    assert run(made._translated_file(made.pairs[0], *arguments)) == b"translated"
+    ends = refusal(made._translated_file, made.pairs[0], b"", ".txt", [])
+    assert ends == "503: the server is ending: send the file again"
 
 
 class Now(Executor):
