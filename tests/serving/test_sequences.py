@@ -1,8 +1,6 @@
 """Models of sequences in the server: `/predict`, unknown symbols, names, the page, and no word of languages."""
 
-import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,79 +35,73 @@ def client(translator: Translator) -> Iterator[Any]:
         yield client
 
 
+def predict(client: Any, q: Any, **fields: Any) -> dict[str, Any]:
+    return client.post("/predict", json={"q": q} | fields).json()
+
+
+def page_of(client: Any, text: str, **fields: Any) -> dict[str, Any]:
+    return client.post("/page/translate", json={"text": text} | fields).json()
+
+
+def model_of_characters(texts: list[str], max_new_tokens: int) -> Translator:
+    """A random model whose vocabulary is closed."""
+    tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")
+    model = randomise(tiny_model(vocab_size=len(tokenizer)))
+    model.generation_config.max_new_tokens = max_new_tokens
+    return Translator(model, tokenizer)
+
+
 def test_predictions_are_the_candidates_of_the_translator(client: Any, translator: Translator) -> None:
     beams = client.server.pairs[0].engine.num_beams
     words = ["world", "", "record"]
-    found = client.post("/predict", json={"q": words, "n_best": beams}).json()
+    found = predict(client, words, n_best=beams)
     assert found.keys() == {"predictions", "unknown"} and found["unknown"] == [[], [], []]
-    expected = list(translate_candidates(translator, words, beams))
-    assert [[one["text"] for one in each] for each in found["predictions"]] == [
-        [one.text for one in candidates] for candidates in expected
-    ]
-    for each, candidates in zip(found["predictions"], expected, strict=True):
-        assert [one["probability"] for one in each] == pytest.approx([one.probability for one in candidates], abs=1e-4)
-        assert [one["score"] is None for one in each] == [one.score is None for one in candidates]
-    one = client.post("/predict", data={"q": "world"}).json()["predictions"]  # a form, and one text
-    assert [each["text"] for each in one] == ["W ER L D"]
-    assert one[0]["score"] < 0 and one[0]["probability"] == 1
+    expected = translate_candidates(translator, words, beams)
+    for predictions, candidates in zip(found["predictions"], expected, strict=True):
+        assert [one["text"] for one in predictions] == [one.text for one in candidates]
+        probabilities = [one["probability"] for one in predictions]
+        assert probabilities == pytest.approx([one.probability for one in candidates], abs=1e-4)
+        assert [one["score"] is None for one in predictions] == [one.score is None for one in candidates]
+    assert found["predictions"][1] == [{"text": "", "score": 0.0, "probability": 1.0}]
+    (one,) = client.post("/predict", data={"q": "world"}).json()["predictions"]  # a form, and one text
+    assert one["text"] == "W ER L D" and one["score"] < 0 and one["probability"] == 1
 
 
-def test_seconds_of_predictions_are_counted(client: Any) -> None:
-    def counted(name: str) -> float:
-        found = re.search(
-            rf'request_seconds_{name}{{path="/predict",status="200"}} (\S+)', client.get("/metrics").text
-        )
-        return float(found[1]) if found else 0.0
-
-    requests, seconds = counted("count"), counted("sum")
-    start = time.perf_counter()
-    assert client.post("/predict", json={"q": "world"}).status_code == 200
-    assert counted("count") == requests + 1
-    assert 0 < counted("sum") - seconds < time.perf_counter() - start
-
-
-def test_lines_are_given_as_they_are(translator: Translator) -> None:
+def test_lines_are_given_as_they_are() -> None:
     texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]  # the space is a symbol of this model
-    tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")
-    model = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
-    model.model.generation_config.max_new_tokens = 6
+    model = model_of_characters(texts, 6)
     expected = list(model.translate(texts, num_beams=4))
     with client_of(SequenceModel("chars", model, {"engine": "server"}, num_beams=4)) as client:
-        found = client.post("/predict", json={"q": texts}).json()["predictions"]
+        found = predict(client, texts)["predictions"]
         assert [candidates[0]["text"] for candidates in found] == expected
-        page = client.post("/page/translate", json={"text": "\n".join(texts)}).json()
-        assert [part["source"] for part in page["parts"] if part["is_sentence"]] == texts
-        assert [part["target"] for part in page["parts"] if part["is_sentence"]] == expected
+        parts = page_of(client, "\n".join(texts))["parts"]
+        sentences = [(part["source"], part["target"]) for part in parts if part["is_sentence"]]
+        assert sentences == list(zip(texts, expected, strict=True))
 
 
 def test_unknown_symbols_are_a_warning(client: Any) -> None:
-    found = client.post("/predict", json={"q": ["cat", "c日t", "本"]}).json()
+    found = predict(client, ["cat", "c日t", "本"])
     assert len(found["predictions"]) == 3 and found["unknown"] == [[], ["日"], ["本"]]
-    assert client.post("/predict", json={"q": "c日t"}).json()["unknown"] == ["日"]
     (warning,) = found["warnings"]
-    assert warning.startswith("source: symbols that the model does not know") and "'日' (2 lines: 2-3)" in warning
+    assert warning.startswith("source: symbols that the model does not know")
+    assert "'日' (2 lines: 2-3)" in warning
+    assert predict(client, "c日t")["unknown"] == ["日"]
+    assert "'日' (line 2)" in predict(client, ["", "c日t"])["warnings"][0]
+    assert "'日' (line 3)" in page_of(client, "cat\n\nc日t")["note"]
 
 
 def test_form_of_the_source_belongs_to_the_model(client: Any) -> None:
-    found = client.post("/predict", json={"q": ["don’t", "don't", " don't "]}).json()
+    found = predict(client, ["don’t", "don't", " don't "])
     assert found["unknown"] == [[], [], []] and "warnings" not in found
-    assert found["predictions"][0] == found["predictions"][1] == found["predictions"][2]
-    pages = [client.post("/page/translate", json={"text": text}).json()["tokens"] for text in ("don’t", "don't")]
-    assert pages[0] == pages[1]
-
-
-def test_unknown_symbols_are_in_lines_with_their_numbers(client: Any) -> None:
-    found = client.post("/predict", json={"q": ["", "c日t"]}).json()
-    assert "'日' (line 2)" in found["warnings"][0]
-    assert "'日' (line 3)" in client.post("/page/translate", json={"text": "cat\n\nc日t"}).json()["note"]
+    first, second, third = found["predictions"]
+    assert first == second == third
+    assert page_of(client, "don’t")["tokens"] == page_of(client, "don't")["tokens"]
 
 
 def test_unknown_symbols_of_a_language_are_a_warning() -> None:
-    tokenizer = train_symbol_tokenizer([(text, 1) for text in CORPUS], "chars")
-    tokenizer.init_kwargs["task"] = "language"
-    model = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
-    model.model.generation_config.max_new_tokens = 4
-    with client_of(language_pair(model)) as client:
+    model = model_of_characters(CORPUS, 4)
+    model.source_tokenizer.init_kwargs["task"] = "language"
+    with client_of(language_pair(Translator(model.model, model.source_tokenizer))) as client:
         for q in ("seven\n\nseven 日", ["seven", "", "seven 日"]):
             answer = client.post("/translate", json={"q": q, "source": "en", "target": "de"}).json()
             assert "'日' (line 3)" in answer["warnings"][0]
@@ -134,12 +126,9 @@ def test_requests_are_refused_in_one_line(client: Any, fields: dict, status: int
 
 
 def test_nothing_speaks_of_languages(client: Any) -> None:
-    for path in ("/openapi.json", "/"):
-        text = client.get(path).text
-        seen = re.sub(r"page/translate|\w*Translat\w*|page_translate\w*", "", text)
-        if path == "/":
-            seen = without_language_texts(text)
-        assert not WORDS_OF_LANGUAGES.search(seen), path
+    described = re.sub(r"page/translate|\w*Translat\w*|page_translate\w*", "", client.get("/openapi.json").text)
+    shown = without_language_texts(client.get("/").text)
+    assert not WORDS_OF_LANGUAGES.search(described) and not WORDS_OF_LANGUAGES.search(shown)
     assert client.get("/languages").status_code == 404
     assert client.post("/translate", json={"q": "a"}).status_code == 404
 
@@ -147,44 +136,42 @@ def test_nothing_speaks_of_languages(client: Any) -> None:
 def without_language_texts(html: str) -> str:
     """The visible text of the page as page.js shows it for sequences."""
     html = re.sub(r'(data-sequence="([^"]*)"[^>]*>)[^<]*', r"\1\2", html)
-    labels = " ".join(re.findall(r'(?:aria-label|title|placeholder|content)="([^"]*)"', html))
-    hidden = re.sub(r'(?s)<div id="languages" hidden>.*?</div>', "", html)
-    shown = " ".join(re.findall(r'(?:aria-label|title|placeholder|content)="([^"]*)"', hidden))
-    assert len(shown) < len(labels)
-    return re.sub(r"<[^>]*>", " ", hidden) + shown
+    visible = re.sub(r'(?s)<div id="languages" hidden>.*?</div>', "", html)
+    assert visible != html
+    attributes = re.findall(r'(?:aria-label|title|placeholder|content)="([^"]*)"', visible)
+    return " ".join([re.sub(r"<[^>]*>", " ", visible), *attributes])
 
 
 @pytest.mark.parametrize("decoded", [None, "same"])
 def test_page_lists_what_predict_answers(client: Any, monkeypatch: pytest.MonkeyPatch, decoded: str | None) -> None:
-    site = json.loads(client.get("/site.json").text)
+    site = client.get("/site.json").json()
     assert site["task"] == "sequence" and site["pages"] == []
     if decoded is not None:  # hypotheses of the same text are one prediction
         monkeypatch.setattr(SequenceModel, "_decode_all", lambda self, found: [decoded] * len(found))
     beams = client.server.pairs[0].engine.num_beams
-    page = client.post("/page/translate", json={"text": "record"}).json()
-    expected = client.post("/predict", json={"q": "record", "n_best": beams}).json()["predictions"]
-    assert len(expected) == (beams if decoded is None else 1)
-    assert [one["text"] for one in page["predictions"]] == [one["text"] for one in expected]
+    found = page_of(client, "record")["predictions"]
+    expected = predict(client, "record", n_best=beams)["predictions"]
+    assert len(found) == (beams if decoded is None else 1)
+    assert [one["text"] for one in found] == [one["text"] for one in expected]
     for field in ("score", "probability"):
-        values = [one[field] for one in page["predictions"]]
-        assert values == pytest.approx([one[field] for one in expected], abs=1e-3)
-    assert client.post("/page/translate", json={"text": ""}).json()["predictions"] == []
+        assert [one[field] for one in found] == pytest.approx([one[field] for one in expected], abs=1e-3)
+    assert page_of(client, "")["predictions"] == []
 
 
 def test_page_lists_predictions_after_a_chosen_start(client: Any) -> None:
-    page = client.post("/page/translate", json={"text": "record"}).json()
-    prefix = [page["hypotheses"][1]["tokens"][0]]
-    chosen = client.post("/page/translate", json={"text": "record", "prefix": prefix}).json()["predictions"]
+    prefix = page_of(client, "record")["hypotheses"][1]["tokens"][:1]
+    chosen = page_of(client, "record", prefix=prefix)["predictions"]
     assert sum(one["probability"] for one in chosen) == pytest.approx(1, abs=1e-3)
-    ended = client.post("/page/translate", json={"text": "record", "prefix": [*prefix, 2]}).json()["predictions"]
-    assert [(one["score"], one["probability"]) for one in ended] == [(None, 1.0)]
+    (ended,) = page_of(client, "record", prefix=[*prefix, 2])["predictions"]
+    assert (ended["score"], ended["probability"]) == (None, 1.0)
 
 
 def test_server_takes_one_model_of_sequences(tmp_path: Path) -> None:
     for model, name in ((SHIPPED, "g2p_en"), (f"phonemes={SHIPPED}", "phonemes")):
         server = load_server(ServeOptions(models=[model], device="cpu", dtype="float32"))
         server.close()
-        assert [(type(pair), pair.name) for pair in server.pairs] == [(SequenceModel, name)]
+        (pair,) = server.pairs
+        assert (type(pair), pair.name) == (SequenceModel, name)
     languages = f"en-de={echo_folder(tmp_path / 'echo')}"
-    for others in ([languages, SHIPPED], [SHIPPED, SHIPPED]):
-        assert f"{SHIPPED} is of sequences: serve it alone" in error_of(load_server, ServeOptions(others))
+    error = error_of(load_server, ServeOptions([languages, SHIPPED]))
+    assert f"{SHIPPED} is of sequences: serve it alone" in error
