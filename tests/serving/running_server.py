@@ -41,7 +41,16 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
     Args:
         folder: for its output. threads: of torch.
     """
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "serve", "--model", f"en-de={model}", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "vanilla_transformer_cli",
+        "serve",
+        "--model",
+        f"en-de={model}",
+        "--port",
+        "0",
+    ]
     command += ["--device", "cpu", "--dtype", "float32"]
     environment = {
         **os.environ,
@@ -52,7 +61,11 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
     errors = folder / "server_errors.txt"
     with open(errors, "wb") as file:
         process = subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=subprocess.PIPE, stderr=file, text=True
+            [*command, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
         )
     assert process.stdout is not None
     try:
@@ -70,8 +83,17 @@ def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1)
 def post(fields: Any, path: str = "/translate") -> bytes:
     """A request with a JSON body, as bytes."""
     body = json.dumps(fields).encode()
-    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", "Content-Length": len(body)}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    headers = {
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+    }
+    lines = [
+        f"POST {path} HTTP/1.1",
+        *(f"{name}: {value}" for name, value in headers.items()),
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body
 
 
@@ -80,7 +102,11 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
     body = await reader.readexactly(int(headers["content-length"]))
-    return int(head[0].split()[1]), headers, json.loads(body) if "json" in headers["content-type"] else body.decode()
+    return (
+        int(head[0].split()[1]),
+        headers,
+        json.loads(body) if "json" in headers["content-type"] else body.decode(),
+    )
 
 
 async def ask(port: int, request: bytes) -> tuple[int, dict[str, str], Any]:
@@ -100,7 +126,8 @@ async def ask_all(port: int, lines: list[str], clients: int) -> tuple[list[str],
     Returns:
         The translations in the order of the lines, and the seconds that each took.
     """
-    found, seconds = [""] * len(lines), [0.0] * len(lines)
+    found = [""] * len(lines)
+    seconds = [0.0] * len(lines)
 
     async def client(first: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -131,11 +131,15 @@ def test_languages_are_listed(translator: Translator) -> None:
         assert client.post("/translate", json=GOOD | {"source": "auto"}).status_code == 200
         assert client.get("/", follow_redirects=False).headers["location"] == "en-de/"
         pages = client.get("/de-en/site.json").json()["pages"]
-        assert [page["path"] for page in pages] == ["../en-de/", "../de-en/", "../en-xx/"]
-        assert [(page["source"], page["target"]) for page in pages][2] == ("en", "xx")
+        assert pages == [
+            {"source": "en", "target": "de", "path": "../en-de/"},
+            {"source": "de", "target": "en", "path": "../de-en/"},
+            {"source": "en", "target": "xx", "path": "../en-xx/"},
+        ]
         assert client.post("/en-xx/page/translate", json={"text": "seven"}).json()["text"]
         described = client.get("/openapi.json").json()["paths"]
-        assert "/" not in described and "/de-en/page/translate" in described
+        assert "/" not in described
+        assert "/de-en/page/translate" in described
     with client_of(*pairs[:2]) as client:
         assert len(client.get("/de-en/site.json").json()["pages"]) == 2
 
@@ -177,13 +181,19 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
     with client_of(language_pair(translator), language_pair(translator, "fr", "de")) as client:
         for text, language in ((ENGLISH, "en"), (GERMAN, "de"), (FRENCH, "fr")):
             found = client.post("/detect", json={"q": text}).json()
-            assert found[0]["language"] == language and found[0]["confidence"] > 90
+            assert found[0]["language"] == language
+            assert found[0]["confidence"] > 90
         answer = answer_to(client, q=[ENGLISH, FRENCH, GERMAN], source="auto", alternatives=1)
-        assert [each["language"] for each in answer["detectedLanguage"]] == ["en", "fr", "de"]
-        assert answer["translatedText"][2] == GERMAN and answer["alternatives"][2] == []
+        detected = [each["language"] for each in answer["detectedLanguage"]]
+        assert detected == ["en", "fr", "de"]
+        assert answer["translatedText"][2] == GERMAN
+        assert answer["alternatives"][2] == []
     with client_of(language_pair(translator)) as client:
         short = answer_to(client, q="seven", source="auto")
-        assert short["detectedLanguage"] == {"language": "en", "confidence": 100.0}
+        assert short["detectedLanguage"] == {
+            "language": "en",
+            "confidence": 100.0,
+        }
         assert short["translatedText"] == best(translator, "seven")[0]
 
 
@@ -218,7 +228,8 @@ NO_TARGET = "English (en) is not available as a target"
 def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status: int, message: str) -> None:
     body = fields if isinstance(fields, str) else json.dumps(fields)
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == status and set(answer.json()) == {"error"}
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
     assert answer.json()["error"].startswith(message)
 
 
@@ -262,7 +273,8 @@ def test_bodies_have_limits(client: Any, path: str, content_type: str, limit: in
 )
 def test_unknown_paths_and_methods_are_refused(client, method, path, status, allow):
     answer = client.request(method, path)
-    assert answer.status_code == status and "error" in answer.json()
+    assert answer.status_code == status
+    assert "error" in answer.json()
     allowed = answer.headers.get("allow")
     assert allowed == allow or allow in allowed
 
@@ -271,7 +283,8 @@ def test_unknown_paths_and_methods_are_refused(client, method, path, status, all
 def test_head_has_the_headers_of_get(client: Any, path: str) -> None:
     head = client.head(path)
     get = client.get(path)
-    assert head.status_code == get.status_code == 200 and head.content == b""
+    assert head.status_code == get.status_code == 200
+    assert head.content == b""
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
@@ -289,12 +302,15 @@ def test_compressed_body_is_not_called_broken_json(client: Any, encoding: str, s
 def test_interface_is_described(client: Any, translator: Translator) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     health = {"/health", "/health/live", "/health/ready"}
-    assert set(paths) == {"/translate", "/detect", "/languages", "/metrics", "/page/translate"} | health
+    endpoints = {"/translate", "/detect", "/languages", "/page/translate"}
+    assert set(paths) == endpoints | health | {"/metrics"}
     translate = paths["/translate"]["post"]
     body = translate["requestBody"]
     forms = {"application/x-www-form-urlencoded", "multipart/form-data"}
-    assert body["required"] is True and set(body["content"]) == {"application/json"} | forms
-    assert body["content"]["application/json"]["schema"]["required"] == ["q", "source", "target"]
+    assert body["required"] is True
+    assert set(body["content"]) == {"application/json"} | forms
+    schema = body["content"]["application/json"]["schema"]
+    assert schema["required"] == ["q", "source", "target"]
     assert {"200", "4XX", "5XX"} <= set(translate["responses"])
     with client_of(language_pair(translator), translate_files=True) as other:
         assert other.get("/openapi.json").json()["paths"].keys() == paths.keys()
@@ -303,14 +319,16 @@ def test_interface_is_described(client: Any, translator: Translator) -> None:
 def test_long_sentences_are_refused(translator: Translator) -> None:
     with client_of(language_pair(translator), max_characters=100_000) as client:
         answer = client.post("/translate", json=GOOD | {"q": "xq" * 3000})
-        assert answer.status_code == 413 and "1024" in answer.json()["error"]
+        assert answer.status_code == 413
+        assert "1024" in answer.json()["error"]
 
 
 def test_nothing_is_translated_for_a_request_that_is_refused(translator: Translator, held: threading.Event) -> None:
     pair = language_pair(translator, max_queue=2, batch_size=1)
     with client_of(pair) as client:
         answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
-        assert answer.status_code == 413 and "limit is 2" in answer.json()["error"]
+        assert answer.status_code == 413
+        assert "limit is 2" in answer.json()["error"]
         assert pair.engine.waiting == 0
         held.set()
     assert pair.engine.translated <= 1
@@ -332,7 +350,8 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
         assert client.get("/health/live").status_code == 200
         refused = [answer for answer in answers if answer.status_code == 503]
         assert len(refused) == 3 - 1 - len(pair.engine._threads)
-        assert refused[0].headers["retry-after"] == "1" and set(refused[0].json()) == {"error"}
+        assert refused[0].headers["retry-after"] == "1"
+        assert set(refused[0].json()) == {"error"}
         held.set()
         for thread in threads:
             thread.join()
@@ -345,7 +364,8 @@ def test_server_without_a_thread_is_dead(translator: Translator, monkeypatch: py
         probes = ["/health", "/health/live", "/health/ready"]
         assert [client.get(path).json() for path in probes] == [{"status": "ok"}] * 3
         monkeypatch.setattr(Engine, "alive", False)
-        assert [client.get(path).status_code for path in probes] == [200, 500, 503]
+        statuses = [client.get(path).status_code for path in probes]
+        assert statuses == [200, 500, 503]
         assert client.get("/health/live").json() == {"error": "a thread of an engine has ended"}
 
 
@@ -355,7 +375,8 @@ def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: 
     files = {"file": ("a.html", b"<p>seven</p>")}
     with client_of(pair, timeout=0.3, translate_files=True) as client:
         answer = client.post(path, data=GOOD, files=files)
-        assert answer.status_code == 504 and "no answer in time" in answer.json()["error"]
+        assert answer.status_code == 504
+        assert "no answer in time" in answer.json()["error"]
         held.set()
     assert pair.engine.translated == 0
 
@@ -367,7 +388,8 @@ def test_failed_translation_is_500_without_details(translator, monkeypatch, capl
     monkeypatch.setattr(ContinuousSearch, "step", step)
     with client_of(language_pair(translator)) as client:
         answer = client.post("/translate", json=GOOD)
-        assert answer.status_code == 500 and "secret" not in answer.text
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
         assert "secret detail" in caplog.text
         monkeypatch.undo()
         assert client.post("/translate", json=GOOD).status_code == 200
@@ -401,7 +423,8 @@ def test_api_key_guards_every_post(translator: Translator) -> None:
     with client_of(language_pair(translator), **KEY) as client:
         for path in ("/page/translate", "/detect", "/suggest"):
             answer = client.post(path, json={"text": "seven", "q": "seven"})
-            assert answer.status_code == 403 and answer.json()["error"].startswith("Please contact")
+            assert answer.status_code == 403
+            assert answer.json()["error"].startswith("Please contact")
         assert client.get("/site.json").json()["key_required"] is True
         assert client.get("/languages").status_code == client.get("/health").status_code == 200
 
@@ -430,7 +453,10 @@ def test_pages_of_other_sites_are_refused(
         may_read = answer.headers.get("access-control-allow-origin")
         assert (may_read in (origin, "*")) == allowed
         assert client.get("/languages", headers=headers).status_code == 200
-        preflight = headers | {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-y"}
+        preflight = headers | {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-y",
+        }
         answer = client.options("/translate", headers=preflight)
         assert ("access-control-allow-origin" in answer.headers) == allowed
 
@@ -451,12 +477,17 @@ def test_files_are_translated_if_asked(translator: Translator, source: str) -> N
             return text if source == "de" else translated(client, text, format=format, **KEY)
 
         def answer_to_file(*file: Any) -> Any:
-            return client.post("/translate_file", data=form, files={"file": file} if file else {})
+            return client.post(
+                "/translate_file",
+                data=form,
+                files={"file": file} if file else {},
+            )
 
         html = f'<p class="x">{CORPUS[0]} <b>{CORPUS[1]}</b></p>'
         address = answer_to_file("../50%#bü x.html", html.encode()).json()["translatedFileUrl"]
         assert address.startswith("http://testserver/download_file/")
-        assert address.isascii() and " " not in address
+        assert address.isascii()
+        assert " " not in address
         found = client.get(address)
         assert found.content.decode() == expected(html, "html")
         disposition = "attachment; filename*=UTF-8''50%25%23b%C3%BC%20x.html"
@@ -465,9 +496,13 @@ def test_files_are_translated_if_asked(translator: Translator, source: str) -> N
         address = answer_to_file("a.txt", text.encode()).json()["translatedFileUrl"]
         assert client.get(address).content.decode() == expected(text, "text")
         assert client.post("/translate_file", data={**form, "api_key": ""}).status_code == 403
-        for file, message in (((), "missing file"), (("x.exe", b"MZ"), "file format not supported")):
+        for file, message in (
+            ((), "missing file"),
+            (("x.exe", b"MZ"), "file format not supported"),
+        ):
             answer = answer_to_file(*file)
-            assert answer.status_code == 400 and message in answer.json()["error"]
+            assert answer.status_code == 400
+            assert message in answer.json()["error"]
         assert client.get("/download_file/other").status_code == 404
 
 
@@ -499,7 +534,9 @@ def test_work_on_texts_leaves_the_server_free(translator: Translator, monkeypatc
     assert seen == [True]
 
 
-def test_small_request_does_not_wait_for_all_of_a_large_one(translator: Translator) -> None:
+def test_small_request_does_not_wait_for_all_of_a_large_one(
+    translator: Translator,
+) -> None:
     order: list[str] = []
     pair = language_pair(translator, split=lambda line: order.append(line) or [line])
 
@@ -508,7 +545,8 @@ def test_small_request_does_not_wait_for_all_of_a_large_one(translator: Translat
 
     asyncio.run(both())
     pair.close()
-    assert order.index("one") < 100 and len(order) == 301
+    assert order.index("one") < 100
+    assert len(order) == 301
 
 
 def test_metrics_are_prometheus_text(translator: Translator) -> None:
@@ -548,7 +586,11 @@ def test_body_that_does_not_arrive_is_408(translator: Translator) -> None:
         "method": "POST",
         "path": "/translate",
         "query_string": b"",
-        "headers": [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"content-length", b"9")],
+        "headers": [
+            (b"host", b"testserver"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"9"),
+        ],
     }
     with client_of(language_pair(translator), timeout=0.05) as client:
         asyncio.run(client.app(request, receive, send))
@@ -559,7 +601,8 @@ def test_body_that_does_not_arrive_is_408(translator: Translator) -> None:
 
 def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:
     index = client.get("/")
-    assert index.headers["content-type"].startswith("text/html") and "<script" in index.text
+    assert index.headers["content-type"].startswith("text/html")
+    assert "<script" in index.text
     for name in re.findall(r'(?:src|href)="([\w.]+)"', index.text):
         assert client.get(f"/{name}").status_code == 200, name
     site = client.get("/site.json")
@@ -579,7 +622,8 @@ def test_page_translation_has_every_field(client: Any, translator: Translator) -
     found = page_of(client, alternatives=3, num_beams=2)
     (expected,) = translator.translate_nbest([CORPUS[0]], 2, num_beams=2)
     assert [each["text"] for each in found["hypotheses"]] == [each.text for each in expected]
-    assert found["text"] == expected[0].text and found["source"][-1]["text"] == "</s>"
+    assert found["text"] == expected[0].text
+    assert found["source"][-1]["text"] == "</s>"
     assert [each["id"] for each in found["source"]] == translator.encode(CORPUS[0], 1)
     tokens = [each["text"] for each in found["tokens"]]
     assert "".join(tokens).removesuffix("</s>").strip() == found["text"]
@@ -607,7 +651,9 @@ def test_tokens_of_one_character_are_shown_together(client: Any) -> None:
     tokens = page_of(client, "a 東ö house")["source"][:-1]
     texts = [token["text"] for token in tokens]
     assert "".join(texts).strip() == "a 東ö house"
-    assert "東" in texts and "" in texts and "\ufffd" not in "".join(texts)
+    assert "東" in texts
+    assert "" in texts
+    assert "\ufffd" not in "".join(texts)
 
 
 def test_page_translation_begins_with_its_prefix(client: Any) -> None:
@@ -621,30 +667,39 @@ def test_page_translation_ends_where_the_end_is_chosen(client: Any, translator: 
     first = page_of(client)["tokens"][0]
     prefix = [first["id"], translator.model.generation_config.eos_token_id]
     found = page_of(client, prefix=prefix)
-    assert [token["id"] for token in found["tokens"]] == prefix and len(found["hypotheses"]) == 1
+    assert [token["id"] for token in found["tokens"]] == prefix
+    assert len(found["hypotheses"]) == 1
     assert found["parts"][0]["target"] == found["text"] == first["text"].strip()
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "---"])
 def test_page_translation_of_nothing_is_empty(client: Any, text: str) -> None:
     found = page_of(client, text)
-    assert found["text"] == "" and found["tokens"] == found["hypotheses"] == []
+    assert found["text"] == ""
+    assert found["tokens"] == found["hypotheses"] == []
     assert found["sentence"] is None
     assert "".join(part["target"] for part in found["parts"]) == text
 
 
 def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(client: Any, translator: Translator) -> None:
     text = f" \n{CORPUS[1]}\n{CORPUS[3]}\n\n {CORPUS[2]} {{name}}\n"
-    sentences = [CORPUS[1], "a house.", "the big red house!", f"{CORPUS[2]} {{name}}"]
+    sentences = [
+        CORPUS[1],
+        "a house.",
+        "the big red house!",
+        f"{CORPUS[2]} {{name}}",
+    ]
     whole = translated(client, text)
     starts = [text.index(sentence) for sentence in sentences]
-    for caret in (0, *starts, starts[2] - 1, starts[3] + 9, len(text), 10**6, None):
+    between = [starts[2] - 1, starts[3] + 9]
+    for caret in (0, *starts, *between, len(text), 10**6, None):
         found = page_of(client, text, caret=caret)
         assert "".join(part["source"] for part in found["parts"]) == text
         assert "".join(part["target"] for part in found["parts"]) == whole
         number = max(sum(caret is None or start <= caret for start in starts) - 1, 0)
         shown = found["parts"][found["sentence"]]
-        assert shown["source"] == sentences[number] and shown["is_sentence"]
+        assert shown["source"] == sentences[number]
+        assert shown["is_sentence"]
         without_name = sentences[number].replace(" {name}", "")
         assert "".join(token["text"] for token in found["source"][:-1]).strip() == without_name
         assert found["text"] == best(translator, without_name)[0]
@@ -653,11 +708,20 @@ def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(client: An
 def test_page_translates_a_sentence_that_is_too_long_for_a_picture(client: Any, translator: Translator) -> None:
     text = "xq" * 200
     found = page_of(client, text)
-    assert found["tokens"] == [] and "128" in found["note"]
-    assert found["parts"] == [{"source": text, "target": best(translator, text)[0], "is_sentence": True}]
+    assert found["tokens"] == []
+    assert "128" in found["note"]
+    assert found["parts"] == [
+        {
+            "source": text,
+            "target": best(translator, text)[0],
+            "is_sentence": True,
+        }
+    ]
 
 
-def test_page_searches_with_the_beams_of_the_server(translator: Translator) -> None:
+def test_page_searches_with_the_beams_of_the_server(
+    translator: Translator,
+) -> None:
     with client_of(language_pair(translator, num_beams=2)) as client:
         assert client.get("/site.json").json()["search"] == {"num_beams": 2}
         assert len(page_of(client)["hypotheses"]) == 2

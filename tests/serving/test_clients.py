@@ -54,7 +54,11 @@ def test_libretranslatepy(address: str, expected: list[str]) -> None:
     libretranslatepy = pytest.importorskip("libretranslatepy", reason="LibreTranslate's own client")
     client = libretranslatepy.LibreTranslateAPI(address, "sesame")
     assert client.translate(CORPUS[0], "en", "de") == client.translate(CORPUS[0], "auto", "de") == expected[0]
-    assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
+    assert client.languages()[0] == {
+        "code": "en",
+        "name": "English",
+        "targets": ["de"],
+    }
     assert client.detect(ENGLISH)[0]["language"] == "en"
 
 
@@ -70,9 +74,12 @@ def test_libretranslate_aio(address: str, expected: list[str], tmp_path: Path) -
             html = await client.translate(f"<p>{CORPUS[0]}</p>", "en", "de", format="html")
             assert html.translated_text == f"<p>{expected[0]}</p>"
             assert (await client.detect(ENGLISH))[0].language == "en"
-            assert [language.targets for language in await client.languages()] == [["de"], []]
+            english, german = await client.languages()
+            assert (english.targets, german.targets) == (["de"], [])
             settings = await client.frontend_settings()
-            assert settings.key_required and settings.char_limit == 10_000 and not settings.suggestions
+            assert settings.key_required
+            assert settings.char_limit == 10_000
+            assert not settings.suggestions
             assert await client.health()
             for refused in (
                 client.suggest("a", "b", "en", "de"),
@@ -97,9 +104,20 @@ def test_libretranslate_of_npm(address: str, expected: list[str]) -> None:
     root = require_npm()
     if not (root / "node_modules" / "libretranslate").is_dir():
         pytest.skip("needs npm's libretranslate")
-    options = {"query": CORPUS[0], "target": "de", "apiurl": address, "apiKey": "sesame"}
+    options = {
+        "query": CORPUS[0],
+        "target": "de",
+        "apiurl": address,
+        "apiKey": "sesame",
+    }
     script = f'require("libretranslate").translate({json.dumps(options)}).then((text) => console.log(text))'
-    done = subprocess.run(["node", "-e", script], cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["node", "-e", script],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout.strip() == expected[0], done.stderr
 
 
@@ -118,9 +136,19 @@ def test_requests_of_weblate(translator: Translator, expected: list[str]) -> Non
 def test_requests_of_searxng(translator: Translator, beams: int) -> None:
     # searxng/searxng, searx/engines/libretranslate.py: three alternatives, whatever the model has
     with client_of(language_pair(translator, num_beams=beams)) as client:
-        args = {"q": CORPUS[0], "source": "en", "target": "de", "alternatives": 3}
-        answer = client.post("/translate", content=json.dumps(args), headers={"Content-Type": "application/json"})
-        assert answer.json()["translatedText"] and len(answer.json()["alternatives"]) <= beams - 1
+        args = {
+            "q": CORPUS[0],
+            "source": "en",
+            "target": "de",
+            "alternatives": 3,
+        }
+        answer = client.post(
+            "/translate",
+            content=json.dumps(args),
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.json()["translatedText"]
+        assert len(answer.json()["alternatives"]) <= beams - 1
 
 
 @pytest.mark.parametrize("source", ["en", "auto", "en-GB"])
@@ -129,8 +157,18 @@ def test_requests_of_mastodon(translator: Translator, expected: list[str], sourc
     with client_of(language_pair(translator)) as client:
         assert all({"code", "targets"} <= language.keys() for language in client.get("/languages").json())
         texts = [f"<p>{CORPUS[0]}</p>", ""]
-        body = {"q": texts, "source": source, "target": "de", "format": "html", "api_key": None}
-        answer = client.post("/translate", content=json.dumps(body), headers={"Content-Type": "application/json"})
+        body = {
+            "q": texts,
+            "source": source,
+            "target": "de",
+            "format": "html",
+            "api_key": None,
+        }
+        answer = client.post(
+            "/translate",
+            content=json.dumps(body),
+            headers={"Content-Type": "application/json"},
+        )
         assert answer.json()["translatedText"] == [f"<p>{expected[0]}</p>", ""]
         assert source != "auto" or answer.json()["detectedLanguage"][0]["language"] == "en"
 
@@ -138,15 +176,21 @@ def test_requests_of_mastodon(translator: Translator, expected: list[str], sourc
 def test_requests_of_dialect(translator: Translator, expected: list[str]) -> None:
     # dialect-app/dialect, dialect/providers/modules/libretrans.py
     def translated(client: Any, **fields: Any) -> Any:
-        return client.post("/translate", json={"q": CORPUS[0], "source": "auto", "target": "de"} | fields).json()
+        return client.post(
+            "/translate",
+            json={"q": CORPUS[0], "source": "auto", "target": "de"} | fields,
+        ).json()
 
     with client_of(language_pair(translator), api_key="sesame", max_characters=50) as client:
         assert client.get("/spec").json()["info"]["title"] == "LibreTranslate"
         settings = client.get("/frontend/settings").json()
-        assert settings["apiKeys"] and settings["keyRequired"] and int(settings["charLimit"]) == 50
+        assert settings["apiKeys"]
+        assert settings["keyRequired"]
+        assert int(settings["charLimit"]) == 50
         assert "confidence" in client.post("/detect", data={"q": "hello", "api_key": "sesame"}).json()[0]
         answer = translated(client, api_key="sesame")
-        assert answer["translatedText"] == expected[0] and answer["detectedLanguage"]["language"] == "en"
+        assert answer["translatedText"] == expected[0]
+        assert answer["detectedLanguage"]["language"] == "en"
         assert translated(client)["error"] == "Please contact the server operator to obtain an API key"
         assert translated(client, api_key="x")["error"] == "Invalid API key"
         assert "is not supported" in translated(client, api_key="sesame", target="xx")["error"]

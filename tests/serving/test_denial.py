@@ -54,7 +54,8 @@ def busy() -> float:
 
 async def slowest(port: int, request: bytes, working: "asyncio.Future | None" = None) -> tuple[float, set[int]]:
     """The longest of 20 answers, or of those until the work is done, and their statuses."""
-    seconds, statuses = 0.0, set()
+    seconds = 0.0
+    statuses = set()
     for number in range(1000):
         if (working.done() if working else number == 20) and number:
             break
@@ -74,7 +75,11 @@ def test_costly_requests_are_allowed() -> None:
 def test_costly_requests_leave_the_server_to_others(server: RunningServer, case: str) -> None:
     number, text, form = CASES[case]
     costly = post(PAIR | {"q": text, "format": form})
-    others = {"health": HEALTH, "text": post(PAIR | {"q": "seven"}), "html": post(PAIR | {"q": "x", "format": "html"})}
+    others = {
+        "health": HEALTH,
+        "text": post(PAIR | {"q": "seven"}),
+        "html": post(PAIR | {"q": "x", "format": "html"}),
+    }
 
     async def measure() -> dict[str, tuple[float, float]]:
         alone = {name: (await slowest(server.port, request))[0] for name, request in others.items()}
@@ -139,7 +144,9 @@ def megabytes_of_all(server: RunningServer) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not psutil.LINUX, reason="other systems do not limit the memory of a process")
-def test_documents_leave_the_server_to_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_documents_leave_the_server_to_others(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     folder = tmp_path_factory.mktemp("documents")
     requests = {name: upload(suffix, content()) for name, (suffix, content) in DOCUMENTS.items()}
 

@@ -62,20 +62,29 @@ def test_page_shows_no_token_of_a_language(tmp_path: Path) -> None:
     with client_of(*server.pairs) as client:
         page = client.post("/page/translate", json={"text": SOURCES[0]}).json()
         answer = translated(client, SOURCES[0], "en", "de")
-    assert page["text"].strip() == answer.strip() and page["tokens"][0]["text"] == "__de__"
+    assert page["text"].strip() == answer.strip()
+    assert page["tokens"][0]["text"] == "__de__"
 
 
 def test_pivot_translates_in_two_steps() -> None:
     first = echo_translator()
     second = echo_translator(encoder_ffn_dim=24)
-    pairs = [language_pair(first, "de", "en"), language_pair(second, "en", "fr")]
+    pairs = [
+        language_pair(first, "de", "en"),
+        language_pair(second, "en", "fr"),
+    ]
     server = Server(pairs, Limits(translate_files=True), pivot="en")
     middle = [text.strip() for text in first.translate(TEXTS)]
     with TestClient(create_app(server)) as client:
         assert targets(client) == {"de": ["en", "fr"], "en": ["fr"], "fr": []}
         answer = translated(client, TEXTS, "de", "fr")
         assert answer == [text.strip() for text in second.translate(middle)]
-        body = {"q": TEXTS[0], "source": "de", "target": "fr", "alternatives": 2}
+        body = {
+            "q": TEXTS[0],
+            "source": "de",
+            "target": "fr",
+            "alternatives": 2,
+        }
         found = client.post("/translate", json=body).json()
         (expected,) = second.translate_nbest(middle[:1], 3)
         assert [found["translatedText"], *found["alternatives"]] == [one.text for one in expected]

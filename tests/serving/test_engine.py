@@ -30,7 +30,10 @@ def sources(translator: Translator) -> list[list[int]]:
 
 
 def engine_of(translator: Translator, workers: int = 1, **settings: Any) -> Engine:
-    return Engine(Translator(translator.model, translator.source_tokenizer, workers=workers), **settings)
+    return Engine(
+        Translator(translator.model, translator.source_tokenizer, workers=workers),
+        **settings,
+    )
 
 
 def submit_and_start(engine: Engine, sources: list[list[int]]) -> list[Future]:
@@ -52,7 +55,8 @@ def test_engine_translates_like_the_translator(translator: Translator, sources: 
     futures = engine.submit(sources[:7]) + engine.submit(sources[7:])
     assert texts(translator, futures) == list(translator.translate(LINES, num_beams=2))
     engine.close()
-    assert engine.translated == len(LINES) and engine.waiting == engine.running == 0
+    assert engine.translated == len(LINES)
+    assert engine.waiting == engine.running == 0
     assert not any(thread.is_alive() for thread in engine._threads)
 
 
@@ -76,18 +80,24 @@ def test_queue_takes_as_many_sentences_as_it_has_places(translator, sources, hel
     with pytest.raises(QueueFull):
         engine.submit(sources[:4])
     running = submit_and_start(engine, sources[:1])
-    assert engine.ready and engine.alive and engine.running == 1
+    assert engine.ready
+    assert engine.alive
+    assert engine.running == 1
     (left, *futures) = engine.submit(sources[1:2])
     assert left.cancel()
     futures += engine.submit(sources[2:5])
-    assert engine.waiting == 3 and not engine.ready and engine.alive
+    assert engine.waiting == 3
+    assert not engine.ready
+    assert engine.alive
     futures[0].cancel()
-    assert engine.waiting == 2 and engine.ready
+    assert engine.waiting == 2
+    assert engine.ready
     held.set()
     texts(translator, running + futures[1:])
     assert all(thread.daemon for thread in engine._threads)
     engine.close()
-    assert not engine.ready and not engine.alive
+    assert not engine.ready
+    assert not engine.alive
 
 
 def test_closing_engine_is_not_ready(translator: Translator, sources: list, held: threading.Event) -> None:
@@ -104,14 +114,18 @@ def test_closing_engine_is_not_ready(translator: Translator, sources: list, held
     closing.join()
 
 
-def test_engine_is_dead_after_a_thread_has_ended(translator: Translator) -> None:
+def test_engine_is_dead_after_a_thread_has_ended(
+    translator: Translator,
+) -> None:
     engine = engine_of(translator, workers=2)
     with engine._changed:
         threads = engine._threads
         engine._threads = [threads[0], threading.Thread()]
-    assert not engine.alive and not engine.ready
+    assert not engine.alive
+    assert not engine.ready
     engine._threads = threads
-    assert engine.alive and engine.ready
+    assert engine.alive
+    assert engine.ready
     engine.close()
 
 
@@ -177,19 +191,26 @@ def test_workers_pass_cancelled_sentences_over() -> None:
     for place in (0, 2):
         queue[place].future.cancel()
     engine = SimpleNamespace(_waiting=[*queue], _running=[0], _turn=0)
-    assert Engine._next_sentences(engine, 0, Batch(0, 9)) == [queue[1], queue[3]]  # type: ignore[arg-type]
+    taken = Engine._next_sentences(engine, 0, Batch(0, 9))  # type: ignore[arg-type]
+    assert taken == [queue[1], queue[3]]
     assert (engine._waiting, engine._turn, engine._running) == ([], 3, [2])
 
 
 def test_requests_take_turns(translator: Translator, sources: list[list[int]], held: threading.Event) -> None:
     done: list[str] = []
     engine = engine_of(translator, batch_size=1)
-    for name, own in (("large", sources[:8]), ("small", sources[8:10]), ("last", sources[10:11])):
+    for name, own in (
+        ("large", sources[:8]),
+        ("small", sources[8:10]),
+        ("last", sources[10:11]),
+    ):
         for future in engine.submit(own):
             future.add_done_callback(lambda _, name=name: done.append(name))
     held.set()
     engine.close()
-    assert len(done) == 11 and done.index("last") < 4 and done[-5:] == ["large"] * 5
+    assert len(done) == 11
+    assert done.index("last") < 4
+    assert done[-5:] == ["large"] * 5
 
 
 def test_closing_engine_translates_its_queue(translator: Translator, sources: list[list[int]]) -> None:
@@ -201,8 +222,13 @@ def test_closing_engine_translates_its_queue(translator: Translator, sources: li
 
 
 def test_cancelled_sentences_are_dropped(translator, sources, held, monkeypatch):
-    drop, dropped = ContinuousSearch.drop, []
-    monkeypatch.setattr(ContinuousSearch, "drop", lambda self, keys: dropped.extend(keys) or drop(self, keys))
+    drop = ContinuousSearch.drop
+    dropped = []
+    monkeypatch.setattr(
+        ContinuousSearch,
+        "drop",
+        lambda self, keys: dropped.extend(keys) or drop(self, keys),
+    )
     engine = engine_of(translator, batch_size=2)
     futures = engine.submit(sources[:6])
     while engine.waiting == 6:
@@ -214,13 +240,15 @@ def test_cancelled_sentences_are_dropped(translator, sources, held, monkeypatch)
     engine.close()
     with pytest.raises(CancelledError):
         futures[0].result()
-    assert engine.translated == 4 and [sentence.source for sentence in dropped] == [sources[0]]
+    assert engine.translated == 4
+    assert [sentence.source for sentence in dropped] == [sources[0]]
 
 
 def test_cancelled_sentences_make_room_in_the_queue(translator, sources, held):
     engine = engine_of(translator, batch_size=1, max_queue=3)
     running = submit_and_start(engine, sources[:1])
-    assert all(future.cancel() for future in engine.submit(sources[1:4])) and engine.waiting == 0
+    assert all(future.cancel() for future in engine.submit(sources[1:4]))
+    assert engine.waiting == 0
     futures = engine.submit(sources[4:7])
     held.set()
     assert texts(translator, running + futures) == list(translator.translate([LINES[i] for i in (0, 4, 5, 6)]))
@@ -277,8 +305,12 @@ def test_batch_without_memory_is_halved_and_loses_no_sentence(place, most, trans
     assert engine.translated == 7
     assert most < max(sizes) <= 8
     assert sizes[-1] <= most
-    halved = re.findall(r"no memory for (\d+) sentences at once: worker 0 translates (\d+)", caplog.text)
-    assert halved and all(int(half) == int(before) // 2 for before, half in halved)
+    halved = re.findall(
+        r"no memory for (\d+) sentences at once: worker 0 translates (\d+)",
+        caplog.text,
+    )
+    assert halved
+    assert all(int(half) == int(before) // 2 for before, half in halved)
 
 
 def test_sentence_without_memory_fails_alone(translator, sources, monkeypatch, caplog):
@@ -302,7 +334,8 @@ def test_sentence_without_memory_fails_alone(translator, sources, monkeypatch, c
 
 
 def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch, caplog):
-    original, calls = ContinuousSearch.step, []
+    original = ContinuousSearch.step
+    calls = []
 
     def step(self: ContinuousSearch) -> list:
         calls.append(len(self))
@@ -317,11 +350,16 @@ def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch
             future.result(timeout=60)
     assert texts(translator, engine.submit(sources[:3])) == list(translator.translate(LINES[:3]))
     engine.close()
-    assert "translation failed" in caplog.text and engine.translated == 3
+    assert "translation failed" in caplog.text
+    assert engine.translated == 3
 
 
 def test_c_functions_are_loaded_before_the_first_sentence(translator: Translator, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(engine_module, "library", lambda: asked.append(threading.current_thread()))
+    monkeypatch.setattr(
+        engine_module,
+        "library",
+        lambda: asked.append(threading.current_thread()),
+    )
     engine_of(translator).close()
     assert asked == [threading.current_thread()]

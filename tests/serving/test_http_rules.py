@@ -25,7 +25,13 @@ async def seen(scope: Any, receive: Any, send: Any) -> None:
     await answer(scope, receive, send)
 
 
-def answer_of(method: str, url: str = "/", headers: Any = None, hosts: Any = (), origins: Any = ()) -> Any:
+def answer_of(
+    method: str,
+    url: str = "/",
+    headers: Any = None,
+    hosts: Any = (),
+    origins: Any = (),
+) -> Any:
     rules = HttpRules(seen, hosts, origins, ["", "/translate", "/languages"])
     return TestClient(rules).request(method, url, headers=headers)
 

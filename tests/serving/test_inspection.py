@@ -34,7 +34,13 @@ def inspector(translator: Translator) -> Any:
     inspector.close()
 
 
-def picture_of(inspector: Inspector, translator: Translator, text: str, beams: int = 2, **fields: Any) -> dict:
+def picture_of(
+    inspector: Inspector,
+    translator: Translator,
+    text: str,
+    beams: int = 2,
+    **fields: Any,
+) -> dict:
     return inspector.picture(translator, text, beams, PageRequest(text=text, **fields))
 
 
@@ -75,7 +81,11 @@ def test_alternatives_are_at_most_fifty_or_the_vocabulary(inspector: Inspector, 
     ("letters", "has_inside", "has_tokens"), [(63, True, True), (64, False, True), (127, False, True)]
 )
 def test_long_sources_have_no_inside(
-    inspector: Inspector, translator: Translator, letters: int, has_inside: bool, has_tokens: bool
+    inspector: Inspector,
+    translator: Translator,
+    letters: int,
+    has_inside: bool,
+    has_tokens: bool,
 ) -> None:
     found = picture_of(inspector, translator, "a" * letters, inside=True)
     assert len(found["source"]) == letters + 1
@@ -86,9 +96,19 @@ def test_long_sources_have_no_inside(
 def test_longer_sources_are_a_note(inspector: Inspector, translator: Translator) -> None:
     found = picture_of(inspector, translator, "a" * 128, inside=True)
     note = "This source has 129 tokens. Only sources of up to 128 are shown in detail."
-    names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
+    names = (
+        "source",
+        "tokens",
+        "probabilities",
+        "attention",
+        "alternatives",
+        "hypotheses",
+    )
     assert found == {"text": "", **{name: [] for name in names}, "note": note}
-    assert picture_of(inspector, translator, "") == {"text": "", **{name: [] for name in names}}
+    assert picture_of(inspector, translator, "") == {
+        "text": "",
+        **{name: [] for name in names},
+    }
 
 
 def test_prefixes_have_ids_of_the_vocabulary(inspector: Inspector, translator: Translator) -> None:
@@ -144,7 +164,9 @@ def test_the_mark_of_the_direction_comes_first_once(tmp_path: Path) -> None:
     inspector.close()
 
 
-def test_calls_wait_for_each_other_up_to_a_number(translator: Translator) -> None:
+def test_calls_wait_for_each_other_up_to_a_number(
+    translator: Translator,
+) -> None:
     go_on = threading.Event()
     started = []
 
@@ -193,7 +215,11 @@ def test_texts_of_tokens_are_what_they_add() -> None:
     tokenizer = Letters()
     texts = _TokenTexts(tokenizer, "target")  # type: ignore[arg-type]
     a, b, c, d, e, f = map(ord, "abcdef")
-    assert texts.of([a, b, 0]) == [{"id": a, "text": "a"}, {"id": b, "text": "b"}, {"id": 0, "text": "</s>"}]
+    assert texts.of([a, b, 0]) == [
+        {"id": a, "text": "a"},
+        {"id": b, "text": "b"},
+        {"id": 0, "text": "</s>"},
+    ]
     tokenizer.decoded.clear()
     assert texts.after([a, b, c, d, e], f) == {"id": f, "text": "f"}
     assert tokenizer.decoded == [[b, c, d, e], [b, c, d, e, f]], "four bytes are a character"

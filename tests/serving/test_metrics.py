@@ -98,6 +98,11 @@ def test_seconds_of_requests_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engines_are_gauges() -> None:
     made = metrics()
-    gauges = {"sentences_waiting": 3, "sentences_running": 2, "sentences_translated_total": 7, "queue_capacity": 9}
+    gauges = {
+        "sentences_waiting": 3,
+        "sentences_running": 2,
+        "sentences_translated_total": 7,
+        "queue_capacity": 9,
+    }
     for name, number in gauges.items():
         assert value(made, f'vanilla_transformer_{name}{{pair="en-de"}}') == number

@@ -140,7 +140,8 @@ def test_any_bytes_are_fields_or_a_bad_request(body: bytes) -> None:
 
 
 def test_forms_with_files_are_told_apart() -> None:
-    assert is_multipart(MULTIPART) and is_multipart("Multipart/Form-Data;boundary=y")
+    assert is_multipart(MULTIPART)
+    assert is_multipart("Multipart/Form-Data;boundary=y")
     assert not any(map(is_multipart, ("", JSON, FORM, "text/plain", "multipart/mixed")))
 
 
@@ -154,10 +155,20 @@ def test_byte_order_mark_and_uploaded_texts() -> None:
 
 def test_fields_have_the_defaults_of_libretranslate() -> None:
     for unset in (None, ""):
-        request = validate(TranslateRequest, GOOD | {"unknown": 1, "format": unset, "alternatives": unset})
+        request = validate(
+            TranslateRequest,
+            GOOD | {"unknown": 1, "format": unset, "alternatives": unset},
+        )
         assert (request.q, request.format, request.alternatives) == ("seven", "text", 0)
-    request = validate(TranslateRequest, GOOD | {"q": ["a", "", None], "format": "html", "alternatives": "2"})
-    assert (request.q, request.format, request.alternatives) == (["a", "", ""], "html", 2)
+    request = validate(
+        TranslateRequest,
+        GOOD | {"q": ["a", "", None], "format": "html", "alternatives": "2"},
+    )
+    assert (request.q, request.format, request.alternatives) == (
+        ["a", "", ""],
+        "html",
+        2,
+    )
     assert validate(TranslateRequest, GOOD | {"q": ""}).q == ""
     page = validate(PageRequest, {"text": ""})
     assert page.model_dump() == {

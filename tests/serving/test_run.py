@@ -95,15 +95,18 @@ def test_models_are_loaded_with_their_options(tmp_path: Path, monkeypatch: pytes
             lines = [["en", "x"], ["de", "x"], ["en", "x"]]
         assert [pair.split("x") for pair in loaded.pairs] == lines
         first, second, third = loaded.pairs
-        assert first.engine is third.engine and first.engine is not second.engine
+        assert first.engine is third.engine
+        assert first.engine is not second.engine
         assert [pair.engine.num_beams for pair in loaded.pairs] == [3] * 3
         assert len(first.engine._threads) == 2
         assert first.translator.directions.default == ("en", "de")
         assert third.translator.directions.default == ("en", "fr")
         routes = {codes: [pair.name for pair in route] for codes, route in loaded.routes.items()}
         assert routes[("de", "fr")] == ["de-en", "en-fr"]
-        assert third.site["engine"] == "server" and third.site["dtype"] == "float32"
-        assert third.site["target_language"] == "fr" and first.site["target_language"] == "de"
+        assert third.site["engine"] == "server"
+        assert third.site["dtype"] == "float32"
+        assert third.site["target_language"] == "fr"
+        assert first.site["target_language"] == "de"
         assert first.site["bytes"] == first.translator.model.get_memory_footprint()
 
 
@@ -135,7 +138,12 @@ def test_a_model_of_sequences_is_found(models: list[str], expected: Any, in_tmp_
 
 
 def test_pairs_in_names_and_directions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    directions = [("eng_Latn", "de"), ("nonsense_x", "en"), ("en", "nonsense_x"), ("fr", "en")]
+    directions = [
+        ("eng_Latn", "de"),
+        ("nonsense_x", "en"),
+        ("en", "nonsense_x"),
+        ("fr", "en"),
+    ]
     codes = {"eng_Latn": "en", "nonsense_x": None}
     monkeypatch.setattr(languages_module, "model_directions", lambda folder: directions)
     monkeypatch.setattr(languages_module, "language_code", lambda name: codes.get(name, name))
@@ -196,7 +204,12 @@ ANYONE = "anyone who reaches this address can use the models; --api_key_file res
     ],
 )
 def test_server_runs_until_a_signal(
-    host: str, limits: dict, address: str, lines: list, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    host: str,
+    limits: dict,
+    address: str,
+    lines: list,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     listening = Listening(host)
     loaded = Loaded()
@@ -207,7 +220,9 @@ def test_server_runs_until_a_signal(
         configs.append(self.config)
         assert sockets == [listening]
         handler = signal.getsignal(signal.SIGTERM)
-        assert handler is not previous and callable(handler) and handler(signal.SIGTERM, None) is None
+        assert handler is not previous
+        assert callable(handler)
+        assert handler(signal.SIGTERM, None) is None
         loaded.events.append("ran")
         raise KeyboardInterrupt
 
@@ -220,7 +235,8 @@ def test_server_runs_until_a_signal(
     with pytest.raises(KeyboardInterrupt):
         server.run(options)
     assert signal.getsignal(signal.SIGTERM) is previous
-    assert bound == [(host, 5002)] and listening.is_closed
+    assert bound == [(host, 5002)]
+    assert listening.is_closed
     started = ["documents"] if options.limits.translate_files else []
     assert loaded.events == [*started, "ran", "closed"]
     assert capsys.readouterr().out.splitlines() == [
@@ -231,11 +247,17 @@ def test_server_runs_until_a_signal(
     assert logging.getLogger("python_multipart").level == logging.CRITICAL
     (config,) = configs
     assert config.app is loaded
-    assert config.lifespan == "on" and config.ws == "none" and config.log_level == "error"
-    assert config.access_log is False and config.server_header is False
+    assert config.lifespan == "on"
+    assert config.ws == "none"
+    assert config.log_level == "error"
+    assert config.access_log is False
+    assert config.server_header is False
     assert config.h11_max_incomplete_event_size == 64 * 1024
     assert config.timeout_graceful_shutdown == (14 if "timeout" in limits else 65)
-    assert config.headers == [("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")]
+    assert config.headers == [
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+    ]
 
 
 def test_documents_end_soon_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +371,8 @@ def test_silent_connections_make_room() -> None:
 def test_connection_without_a_head_is_closed() -> None:
     connection = connections(9)()
     (first,) = connection.loop.timers
-    assert first.seconds == 10 and not first.cancelled
+    assert first.seconds == 10
+    assert not first.cancelled
     first.call()
     assert connection.transport.events == ["closed"]
     first.call()
@@ -366,6 +389,9 @@ def test_connection_that_asks_again_stays_open() -> None:
     assert connection.transport.events == [], "its head has come"
     connection.on_response_complete()
     heads = [timer for timer in connection.loop.timers if timer.seconds == 10]
-    assert heads[0] is first and first.cancelled and len(heads) == 2 and not heads[1].cancelled
+    assert heads[0] is first
+    assert first.cancelled
+    assert len(heads) == 2
+    assert not heads[1].cancelled
     heads[1].call()
     assert connection.transport.events == ["closed"], "no head has come since the answer"

@@ -55,7 +55,8 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
     beams = client.server.pairs[0].engine.num_beams
     words = ["world", "", "record"]
     found = predict(client, words, n_best=beams)
-    assert found.keys() == {"predictions", "unknown"} and found["unknown"] == [[], [], []]
+    assert found.keys() == {"predictions", "unknown"}
+    assert found["unknown"] == [[], [], []]
     expected = translate_candidates(translator, words, beams)
     for predictions, candidates in zip(found["predictions"], expected, strict=True):
         assert [one["text"] for one in predictions] == [one.text for one in candidates]
@@ -64,11 +65,20 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
         assert [one["score"] is None for one in predictions] == [one.score is None for one in candidates]
     assert found["predictions"][1] == [{"text": "", "score": 0.0, "probability": 1.0}]
     (one,) = client.post("/predict", data={"q": "world"}).json()["predictions"]  # a form, and one text
-    assert one["text"] == "W ER L D" and one["score"] < 0 and one["probability"] == 1
+    assert one["text"] == "W ER L D"
+    assert one["score"] < 0
+    assert one["probability"] == 1
 
 
 def test_lines_are_given_as_they_are() -> None:
-    texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]  # the space is a symbol of this model
+    texts = [
+        "- cat",
+        "1. cat",
+        "cat. dog.",
+        "https://cat.a",
+        "{cat}",
+        " cat",
+    ]  # the space is a symbol of this model
     model = model_of_characters(texts, 6)
     expected = list(model.translate(texts, num_beams=4))
     with client_of(SequenceModel("chars", model, {"engine": "server"}, num_beams=4)) as client:
@@ -81,7 +91,8 @@ def test_lines_are_given_as_they_are() -> None:
 
 def test_unknown_symbols_are_a_warning(client: Any) -> None:
     found = predict(client, ["cat", "c日t", "本"])
-    assert len(found["predictions"]) == 3 and found["unknown"] == [[], ["日"], ["本"]]
+    assert len(found["predictions"]) == 3
+    assert found["unknown"] == [[], ["日"], ["本"]]
     (warning,) = found["warnings"]
     assert warning.startswith("source: symbols that the model does not know")
     assert "'日' (2 lines: 2-3)" in warning
@@ -92,7 +103,8 @@ def test_unknown_symbols_are_a_warning(client: Any) -> None:
 
 def test_form_of_the_source_belongs_to_the_model(client: Any) -> None:
     found = predict(client, ["don’t", "don't", " don't "])
-    assert found["unknown"] == [[], [], []] and "warnings" not in found
+    assert found["unknown"] == [[], [], []]
+    assert "warnings" not in found
     first, second, third = found["predictions"]
     assert first == second == third
     assert page_of(client, "don’t")["tokens"] == page_of(client, "don't")["tokens"]
@@ -122,13 +134,20 @@ def test_requests_are_refused_in_one_line(client: Any, fields: dict, status: int
     answer = client.post("/predict", json=fields)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert message in error and "\n" not in error and not WORDS_OF_LANGUAGES.search(error)
+    assert message in error
+    assert "\n" not in error
+    assert not WORDS_OF_LANGUAGES.search(error)
 
 
 def test_nothing_speaks_of_languages(client: Any) -> None:
-    described = re.sub(r"page/translate|\w*Translat\w*|page_translate\w*", "", client.get("/openapi.json").text)
+    described = re.sub(
+        r"page/translate|\w*Translat\w*|page_translate\w*",
+        "",
+        client.get("/openapi.json").text,
+    )
     shown = without_language_texts(client.get("/").text)
-    assert not WORDS_OF_LANGUAGES.search(described) and not WORDS_OF_LANGUAGES.search(shown)
+    assert not WORDS_OF_LANGUAGES.search(described)
+    assert not WORDS_OF_LANGUAGES.search(shown)
     assert client.get("/languages").status_code == 404
     assert client.post("/translate", json={"q": "a"}).status_code == 404
 
@@ -145,9 +164,14 @@ def without_language_texts(html: str) -> str:
 @pytest.mark.parametrize("decoded", [None, "same"])
 def test_page_lists_what_predict_answers(client: Any, monkeypatch: pytest.MonkeyPatch, decoded: str | None) -> None:
     site = client.get("/site.json").json()
-    assert site["task"] == "sequence" and site["pages"] == []
+    assert site["task"] == "sequence"
+    assert site["pages"] == []
     if decoded is not None:  # hypotheses of the same text are one prediction
-        monkeypatch.setattr(SequenceModel, "_decode_all", lambda self, found: [decoded] * len(found))
+        monkeypatch.setattr(
+            SequenceModel,
+            "_decode_all",
+            lambda self, found: [decoded] * len(found),
+        )
     beams = client.server.pairs[0].engine.num_beams
     found = page_of(client, "record")["predictions"]
     expected = predict(client, "record", n_best=beams)["predictions"]
@@ -167,7 +191,10 @@ def test_page_lists_predictions_after_a_chosen_start(client: Any) -> None:
 
 
 def test_server_takes_one_model_of_sequences(tmp_path: Path) -> None:
-    for model, name in ((SHIPPED, "g2p_en"), (f"phonemes={SHIPPED}", "phonemes")):
+    for model, name in (
+        (SHIPPED, "g2p_en"),
+        (f"phonemes={SHIPPED}", "phonemes"),
+    ):
         server = load_server(ServeOptions(models=[model], device="cpu", dtype="float32"))
         server.close()
         (pair,) = server.pairs

@@ -71,20 +71,27 @@ def assert_healthy(server: RunningServer, expected: list[str]) -> None:
 @pytest.mark.slow
 def test_many_clients_get_the_translations_of_translate(server: RunningServer, expected: list[str]) -> None:
     found, seconds = asyncio.run(ask_all(server.port, LINES, clients=64))
-    assert found == expected and len(set(found)) > 100
+    assert found == expected
+    assert len(set(found)) > 100
     assert max(seconds) < 60
 
 
 @pytest.mark.slow
 def test_answers_have_security_headers(server: RunningServer) -> None:
-    for request in (post(GOOD), post({}), b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
+    for request in (
+        post(GOOD),
+        post({}),
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ):
         headers = asyncio.run(ask(server.port, request))[1]
-        assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
 
 
 @pytest.mark.slow
 def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expected: list[str]) -> None:
-    before, chunk = server.megabytes(), b" " * 2**20
+    before = server.megabytes()
+    chunk = b" " * 2**20
 
     async def send(head: str, chunked: bool) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -175,7 +182,8 @@ def test_wrong_requests_have_their_status(folder, server, tmp_path, request_, st
 def test_silent_connections_are_closed_and_others_answered(server: RunningServer, expected: list[str]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    count, before = min(10_000, hard - 500), server.megabytes()
+    count = min(10_000, hard - 500)
+    before = server.megabytes()
     silent: list[socket.socket] = []
     try:
         for number in range(count):
@@ -187,7 +195,8 @@ def test_silent_connections_are_closed_and_others_answered(server: RunningServer
                 assert_healthy(server, expected)
         assert server.megabytes() < before + 400
         assert_healthy(server, expected)
-        closed, end = 0, time.monotonic() + 40
+        closed = 0
+        end = time.monotonic() + 40
         while silent and time.monotonic() < end:
             connection = silent.pop()
             connection.settimeout(max(0.1, end - time.monotonic()))
@@ -231,7 +240,10 @@ def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_pa
                 writer.write(post(GOOD | {"q": LINES[start : start + 40]}))
                 asked.append((reader, writer))
             while True:  # until all are taken and some are being translated
-                _, _, metrics = await ask(server.port, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                _, _, metrics = await ask(
+                    server.port,
+                    b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+                )
                 counts = dict(re.findall(r'sentences_(\w+){pair="en-de"} (\S+)', metrics))
                 if sum(map(float, counts.values())) >= 390:
                     break
@@ -260,12 +272,15 @@ def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_pa
     ],
 )
 def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, message: str) -> None:
+    options = {"models": [f"en-de={folder}"], "port": 0, "dtype": "float32"}
     with pytest.raises(UserError, match=message) as error:
-        serve(ServeOptions(**({"models": [f"en-de={folder}"], "port": 0, "dtype": "float32"} | changed)))
+        serve(ServeOptions(**options | changed))
     assert "\n" not in str(error.value)
 
 
-def test_limit_of_open_files_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_open_files_may_be_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As by macOS, where the hard limit is infinite, but more than 10,240 are refused."""
     resource = pytest.importorskip("resource")
 
@@ -278,8 +293,13 @@ def test_limit_of_open_files_may_be_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert 1000 < _connection_limit() <= 10240
 
 
-def test_port_that_is_taken_is_refused_before_models_are_loaded(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port"):
+def test_port_that_is_taken_is_refused_before_models_are_loaded(
+    folder: Path,
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match="--port"),
+    ):
         serve(ServeOptions(models=["en-de=missing"], port=taken.getsockname()[1]))
 
 
@@ -300,5 +320,6 @@ def test_head_may_come_in_pieces_and_end_in_a_large_body(server):
     large = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % size, head) + b"\r\n\r\n" + body + b" " * 80_000
     start = large.index(b"\r\n\r\n")
     assert asyncio.run(answer([head, b"\r\n\r", b"\n", body])) == b"200"
-    assert asyncio.run(answer([large[: start + 2], large[start + 2 : start + 3], large[start + 3 :]])) == b"200"
+    pieces = [large[: start + 2], large[start + 2 : start + 3], large[start + 3 :]]
+    assert asyncio.run(answer(pieces)) == b"200"
     assert asyncio.run(answer([head, *[b"\r\nX: " + b"a" * 30_000] * 3])) == b"400"

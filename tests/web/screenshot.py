@@ -31,7 +31,10 @@ def main() -> None:
     parser.add_argument("--sentence", default=SENTENCE)
     parser.add_argument("--token", type=int, default=1, help="of the translation, counted from 0")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_server(arguments.model, Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(arguments.model, Path(folder)) as server,
+    ):
         for name, dark in (("page.png", False), ("page_dark.png", True)):
             path = arguments.folder / name
             take_screenshot(server.url, path, arguments.sentence, arguments.token, dark)

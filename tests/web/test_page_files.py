@@ -37,7 +37,8 @@ def test_page_of_a_shipped_model_offers_what_its_card_types(name: str) -> None:
     folder = Path(model_folder(name))
     tokenizer = load_tokenizers(folder)[0]
     offered = page_facts(tiny_model(), folder, None, None)["examples"]
-    assert isinstance(offered, list) and offered
+    assert isinstance(offered, list)
+    assert offered
     card = (folder / "README.md").read_text("utf-8")
     typed = re.findall(r"^echo (?:'(.+)'|(.+)) \| ", card, re.M)
     assert "".join(typed[0]) in offered
@@ -83,10 +84,13 @@ def test_page_allows_only_its_own_files() -> None:
     for site in (SERVER, browser(local=True)):
         html = web.page_files(site)["index.html"].decode()
         policy = policy_of(html)
-        assert policy["default-src"] == ["'none'"] and policy["trusted-types"] == ["'none'"]
+        assert policy["default-src"] == ["'none'"]
+        assert policy["trusted-types"] == ["'none'"]
         extra = ["'wasm-unsafe-eval'"] if site["engine"] == "browser" else []
-        assert policy["script-src"] == ["'self'", *extra] and policy["connect-src"] == ["'self'"]
-        assert not re.search(r"https?://(?!www\.w3\.org)", html) and "unsafe-inline" not in html
+        assert policy["script-src"] == ["'self'", *extra]
+        assert policy["connect-src"] == ["'self'"]
+        assert not re.search(r"https?://(?!www\.w3\.org)", html)
+        assert "unsafe-inline" not in html
 
 
 def test_remote_runtime_has_pinned_versions_and_hashes() -> None:
@@ -96,12 +100,14 @@ def test_remote_runtime_has_pinned_versions_and_hashes() -> None:
     assert import_map is not None
     hashes = json.loads(import_map[1])["integrity"]
     modules = {name: entry for name, entry in site["runtime"].items() if name != "wasm"}
-    assert hashes == {entry["url"]: entry["integrity"] for entry in modules.values()} and len(hashes) == 2
+    assert hashes == {entry["url"]: entry["integrity"] for entry in modules.values()}
+    assert len(hashes) == 2
     assert all(re.search(r"@\d+\.\d+\.\d+/", entry["url"]) for entry in site["runtime"].values())
     own = base64.b64encode(hashlib.sha256(import_map[1].encode()).digest()).decode()
     policy = policy_of(html)
     (host,) = [source for source in policy["script-src"] if source.startswith("https://")]
-    assert f"'sha256-{own}'" in policy["script-src"] and policy["connect-src"] == ["'self'", host]
+    assert f"'sha256-{own}'" in policy["script-src"]
+    assert policy["connect-src"] == ["'self'", host]
     assert all(entry["url"].startswith(f"{host}/") for entry in site["runtime"].values())
     assert html.index("importmap") < html.index('type="module"')  # a map must come before the first module
 
@@ -125,7 +131,12 @@ def test_page_splits_sequences_at_line_ends_alone() -> None:
     script = (
         f"const {{ splitLines }} = await import({module}); console.log(JSON.stringify(splitLines({json.dumps(text)})))"
     )
-    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     parts = json.loads(done.stdout)
     assert "".join(part["text"] for part in parts) == text

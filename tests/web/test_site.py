@@ -15,18 +15,37 @@ from tests.model_helpers import error_of, tiny_model
 @pytest.mark.usefixtures("limit_of_the_package")
 def test_search_settings_are_those_of_generate() -> None:
     model = tiny_model()
-    paper = {"num_beams": 4, "length_penalty": 0.6, "formula": "gnmt", "max_length_over_source": 50}
+    paper = {
+        "num_beams": 4,
+        "length_penalty": 0.6,
+        "formula": "gnmt",
+        "max_length_over_source": 50,
+    }
     found = search_settings(model)
-    assert paper.items() <= found.items() and "max_new_tokens" not in found and "max_positions" not in found
-    assert (found["decoder_start_token_id"], found["eos_token_ids"], found["suppressed_tokens"]) == (0, [2], [])
+    assert paper.items() <= found.items()
+    assert "max_new_tokens" not in found
+    assert "max_positions" not in found
+    assert (
+        found["decoder_start_token_id"],
+        found["eos_token_ids"],
+        found["suppressed_tokens"],
+    ) == (0, [2], [])
 
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=64)
     model.generation_config.update(length_penalty=1.0, num_beams=6, bad_words_ids=[[1]], forced_eos_token_id=2)
     model.generation_config.update(max_length=40, suppress_tokens=[3], early_stopping=True)
     found = search_settings(model)
-    other = {"num_beams": 6, "length_penalty": 1.0, "formula": "power", "early_stopping": True, "max_new_tokens": 39}
-    assert other.items() <= found.items() and found["suppressed_tokens"] == [1, 3]
-    assert found["forced_eos_token_id"] == 2 and found["max_positions"] == 64
+    other = {
+        "num_beams": 6,
+        "length_penalty": 1.0,
+        "formula": "power",
+        "early_stopping": True,
+        "max_new_tokens": 39,
+    }
+    assert other.items() <= found.items()
+    assert found["suppressed_tokens"] == [1, 3]
+    assert found["forced_eos_token_id"] == 2
+    assert found["max_positions"] == 64
 
 
 def test_site_has_the_page_the_graphs_and_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +69,8 @@ def test_site_has_the_page_the_graphs_and_the_runtime(tmp_path: Path, monkeypatc
     expected = page_files(description)
     for name, content in expected.items():
         assert (output / name).read_bytes() == content
-    assert description["examples"] == ["two"] and description["dtypes"]["fp32"]["bytes"] == 2_740_000
+    assert description["examples"] == ["two"]
+    assert description["dtypes"]["fp32"]["bytes"] == 2_740_000
     assert (output / "runtime" / "installed.wasm").read_bytes() == runtime.read_bytes()
     total = 3_740_000 + sum(map(len, expected.values()))
     assert report.startswith(f"{output}: {total / 1e6:.1f} MB (model: fp32 2.7 MB)")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 INSTALL = "xargs npm install --no-save --no-package-lock --ignore-scripts --prefix . < tests/web/npm_packages.txt"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMEDRIVER = shutil.which("chromedriver")
@@ -67,7 +68,13 @@ def chromium(dark: bool = False, width: int = 1200, js_flags: str = "") -> Itera
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+        *(
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+        ),
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--window-size={width},1200",
         *([f"--js-flags={js_flags}"] if js_flags else []),
@@ -79,7 +86,12 @@ def chromium(dark: bool = False, width: int = 1200, js_flags: str = "") -> Itera
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         if width < 600:
-            screen = {"width": width, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+            screen = {
+                "width": width,
+                "height": 740,
+                "deviceScaleFactor": 2,
+                "mobile": True,
+            }
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         yield driver
     finally:
@@ -109,6 +121,34 @@ class Page:
     def all(self, selector: str) -> list[Any]:
         return self.driver.find_elements("css selector", selector)
 
+    def token(self, number: int) -> Any:
+        """A token of the translation."""
+        return self.all("#tokens .token")[number]
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The result of some JavaScript."""
+        return self.driver.execute_script(script, *arguments)
+
+    def contents(self, selector: str) -> list[str]:
+        """The texts of elements, shown or not."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+        return self.run(script, selector)
+
+    def select(self, selector: str) -> Any:
+        """A list of choices."""
+        from selenium.webdriver.support.ui import Select
+
+        return Select(self.find(selector))
+
+    @property
+    def focused(self) -> Any:
+        return self.driver.switch_to.active_element
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the translation is one of an older text."""
+        return "stale" in self.find("#translation").get_attribute("class")
+
     @property
     def error(self) -> str:
         return self.find("#error").text
@@ -118,13 +158,12 @@ class Page:
         return self.find("#translation").get_attribute("textContent")
 
     def tokens(self) -> list[str]:
-        script = "return [...document.querySelectorAll('#tokens .token')].map((each) => each.textContent)"
-        return self.driver.execute_script(script)
+        return self.contents("#tokens .token")
 
     def settle(self) -> None:
         """Wait until the typed text is translated."""
-        self.driver.execute_script("return new Promise((resume) => setTimeout(resume, 200))")
-        self.wait(lambda: self.error or "stale" not in self.find("#translation").get_attribute("class"))
+        self.run("return new Promise((resume) => setTimeout(resume, 200))")
+        self.wait(lambda: self.error or not self.is_stale)
 
     def type(self, text: str) -> None:
         self.find("#source").send_keys(text)
@@ -133,13 +172,13 @@ class Page:
     def point_at(self, element: Any) -> None:
         from selenium.webdriver import ActionChains
 
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.run("arguments[0].scrollIntoView({block: 'center'})", element)
         ActionChains(self.driver).move_to_element(element).perform()
 
     def weights(self) -> list[float]:
         """How much each source token is lit up."""
         script = "return [...document.querySelectorAll('#source-tokens .token')].map((each) => each.style.cssText)"
-        return [float(text.split(":")[1].strip(" ;")) for text in self.driver.execute_script(script)]
+        return [float(text.split(":")[1].strip(" ;")) for text in self.run(script)]
 
     def console(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
