@@ -76,7 +76,7 @@ def test_wrong_options_are_refused(limits: dict, options: dict, message: str) ->
 def test_models_are_loaded_with_their_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = save_model_of_languages(tmp_path / "several", False, tie_word_embeddings=False)
     other = echo_folder(tmp_path / "other")
-    models = [f"en-de={several}", f"de-en={other}", f"en-fr={several}"]
+    models = [f"en-de={several}", f"en-fr={several}", f"de-en={other}"]
     monkeypatch.setattr(server, "sentence_splitter", lambda language: lambda line: [language, line])
     for split in (True, False):
         options = ServeOptions(
@@ -89,23 +89,23 @@ def test_models_are_loaded_with_their_options(tmp_path: Path, monkeypatch: pytes
         )
         loaded = server.load_server(options)
         loaded.close()
-        assert [pair.name for pair in loaded.pairs] == ["en-de", "de-en", "en-fr"]
+        assert [pair.name for pair in loaded.pairs] == ["en-de", "en-fr", "de-en"]
         lines = [["x"], ["x"], ["x"]]
         if split:
-            lines = [["en", "x"], ["de", "x"], ["en", "x"]]
+            lines = [["en", "x"], ["en", "x"], ["de", "x"]]
         assert [pair.split("x") for pair in loaded.pairs] == lines
         first, second, third = loaded.pairs
-        assert first.engine is third.engine
-        assert first.engine is not second.engine
+        assert first.engine is second.engine
+        assert first.engine is not third.engine
         assert [pair.engine.num_beams for pair in loaded.pairs] == [3] * 3
         assert len(first.engine._threads) == 2
         assert first.translator.directions.default == ("en", "de")
-        assert third.translator.directions.default == ("en", "fr")
+        assert second.translator.directions.default == ("en", "fr")
         routes = {codes: [pair.name for pair in route] for codes, route in loaded.routes.items()}
         assert routes[("de", "fr")] == ["de-en", "en-fr"]
-        assert third.site["engine"] == "server"
-        assert third.site["dtype"] == "float32"
-        assert third.site["target_language"] == "fr"
+        assert second.site["engine"] == "server"
+        assert second.site["dtype"] == "float32"
+        assert second.site["target_language"] == "fr"
         assert first.site["target_language"] == "de"
         assert first.site["bytes"] == first.translator.model.get_memory_footprint()
 
