@@ -534,6 +534,26 @@ def test_work_on_texts_leaves_the_server_free(translator: Translator, monkeypatc
     assert seen == [True]
 
 
+def test_texts_and_html_have_one_thread_each(translator: Translator) -> None:
+    """Tokenizers are not thread-safe."""
+    pair = language_pair(translator)
+    threads = set()
+
+    def work(item: int) -> int:
+        threads.add(threading.current_thread().name)
+        time.sleep(0.01)
+        return item
+
+    async def together() -> None:
+        of_texts = [pair._map(work, [number]) for number in range(4)]
+        of_html = [pair._map(work, [number], pair._html_thread) for number in range(4)]
+        await asyncio.gather(*of_texts, *of_html)
+
+    asyncio.run(together())
+    pair.close()
+    assert threads == {"text_0", "html_0"}
+
+
 def test_small_request_does_not_wait_for_all_of_a_large_one(
     translator: Translator,
 ) -> None:

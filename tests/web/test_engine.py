@@ -73,7 +73,12 @@ def assert_is_best(found: dict, expected: tuple[list[int], Any]) -> None:
 def written(model: Any, folder: Path) -> Site:
     """The site of the model in `folder`/model."""
     require_onnx()
-    write_site(folder / "model", folder / "site", runtime=require_npm(), dtypes=["fp32"])
+    write_site(
+        folder / "model",
+        folder / "site",
+        runtime=require_npm(),
+        dtypes=["fp32"],
+    )
     return Site(model, folder / "model", folder / "site")
 
 
@@ -132,7 +137,8 @@ def test_engines_apply_generation_settings(settings: dict, beams: int, site: Sit
     if settings not in OF_ONNX:
         pytest.skip("refused")
     model = copy.deepcopy(site.model)
-    model.generation_config.update(**settings, max_new_tokens=7, num_beams=beams)
+    changes = settings | {"max_new_tokens": 7, "num_beams": beams}
+    model.generation_config.update(**changes)
     folder = tmp_path / "site"
     shutil.copytree(site.folder, folder)
     path = folder / "site.json"
@@ -151,7 +157,13 @@ def test_engine_goes_on_from_a_prefix(site: Site) -> None:
     prefix = [17, 23, 42]
     (found,) = translate(site.folder, LINES[:1], num_beams=4, prefix=prefix)
     start = torch.tensor([[0, *prefix]])
-    expected = generated(site, LINES[0], num_beams=4, decoder_input_ids=start, max_new_tokens=12 - 3)
+    expected = generated(
+        site,
+        LINES[0],
+        num_beams=4,
+        decoder_input_ids=start,
+        max_new_tokens=12 - 3,
+    )
     assert_is_best(found, expected)
     assert token_ids(found)[:3] == prefix
 
@@ -257,10 +269,21 @@ def test_two_vocabularies_and_learned_positions_translate_in_both_engines(
     for line, found in zip(lines, translate(site.folder, lines, inside=True), strict=True):
         tokens, _ = generated(site, line, num_beams=4)
         assert token_ids(found) == tokens, line
-        assert_is_inside(found["inside"], copy.deepcopy(model), source(line)["input_ids"], tokens)
+        assert_is_inside(
+            found["inside"],
+            copy.deepcopy(model),
+            source(line)["input_ids"],
+            tokens,
+        )
     expected = greedy_texts(site, lines, max_new_tokens=9)
     assert stock_translations(site.folder, lines, max_new_tokens=9) == expected
-    answer = run_node("page_engine.mjs", str(site.folder), "fp32", "{}", lines=["two hundred " * 40])
+    answer = run_node(
+        "page_engine.mjs",
+        str(site.folder),
+        "fp32",
+        "{}",
+        lines=["two hundred " * 40],
+    )
     assert " 24" in answer["error"]
 
 
@@ -271,7 +294,12 @@ def test_opus_models_translate_in_both_engines(write: Callable, tmp_path: Path) 
     assert source is target
     site = written(model, tmp_path)
     texts = [line.split() for line in SOURCES + TARGETS]
-    lines = [*SOURCES, *TARGETS, "Ünknown žluťoučký 漢字 ™️ words …", "öß a balloon"]
+    lines = [
+        *SOURCES,
+        *TARGETS,
+        "Ünknown žluťoučký 漢字 ™️ words …",
+        "öß a balloon",
+    ]
     lines += [" ".join(words[i : i + n]) for n in range(2, 9) for words in texts for i in range(len(words) - n)]
     lines = list(dict.fromkeys(lines))[:200]
     assert len(lines) == 200

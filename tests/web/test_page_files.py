@@ -56,9 +56,12 @@ def offered_by_a_run(folder: Path, examples: object) -> object:
     return page_facts(tiny_model(), folder, None, None)["examples"]
 
 
-def test_page_of_a_run_offers_the_first_sources_of_its_test(tmp_path: Path) -> None:
+def test_page_of_a_run_offers_the_first_sources_of_its_test(
+    tmp_path: Path,
+) -> None:
     rows = [[f"source {number}", "translation", "reference"] for number in range(5)]
-    assert offered_by_a_run(tmp_path, rows) == ["source 0", "source 1", "source 2"]
+    offered = offered_by_a_run(tmp_path, rows)
+    assert offered == ["source 0", "source 1", "source 2"]
 
 
 @pytest.mark.parametrize("examples", [None, 3, "text", {"0": ["a"]}, [3], [{"source": "a"}], ["text"], [[]]])
