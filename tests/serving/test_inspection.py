@@ -58,6 +58,9 @@ def test_numbers_are_rounded(inspector: Inspector, translator: Translator) -> No
     offered = [one["probability"] for choices in found["alternatives"] for one in choices]
     assert decimals(found["probabilities"]) == decimals(offered) == 4
     assert decimals(found["attention"]) == 3
+    for layer in found["attention"]:
+        for head in layer:
+            assert [sum(row) for row in head] == pytest.approx([1] * len(found["tokens"]), abs=0.01)
     assert decimals(found["inside"]) == 6
 
 
