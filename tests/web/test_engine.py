@@ -71,15 +71,11 @@ def assert_is_best(found: dict, expected: tuple[list[int], Any]) -> None:
 
 
 def written(model: Any, folder: Path) -> Site:
-    """The site of the model in `folder`/model."""
+    """The site of the model in a folder, beside it."""
     require_onnx()
-    write_site(
-        folder / "model",
-        folder / "site",
-        runtime=require_npm(),
-        dtypes=["fp32"],
-    )
-    return Site(model, folder / "model", folder / "site")
+    output = folder.parent / "site"
+    write_site(folder, output, runtime=require_npm(), dtypes=["fp32"])
+    return Site(model, folder, output)
 
 
 def test_stock_pipeline_gives_our_greedy_translations(site: Site) -> None:
@@ -263,7 +259,7 @@ def test_two_vocabularies_and_learned_positions_translate_in_both_engines(
     model.generation_config.update(num_beams=4)
     model.generation_config.save_pretrained(tmp_path / "model")
     write_two_tokenizers(tmp_path / "model")
-    site = written(model, tmp_path)
+    site = written(model, tmp_path / "model")
     source, _ = load_tokenizers(site.source)
     lines = [LINES[0], "a dog"]
     for line, found in zip(lines, translate(site.folder, lines, inside=True), strict=True):
@@ -290,9 +286,9 @@ def test_two_vocabularies_and_learned_positions_translate_in_both_engines(
 @pytest.mark.parametrize("write", [write_opus_folder, write_separate_opus_folder])
 def test_opus_models_translate_in_both_engines(write: Callable, tmp_path: Path) -> None:
     write(tmp_path / "opus")
-    model, source, target = converted("marian", tmp_path / "opus", tmp_path / "model")
+    model, source, target = converted("marian", tmp_path / "opus", tmp_path / "ours")
     assert source is target
-    site = written(model, tmp_path)
+    site = written(model, tmp_path / "ours")
     texts = [line.split() for line in SOURCES + TARGETS]
     lines = [
         *SOURCES,
