@@ -19,10 +19,20 @@ SUFFIX = "_vanilla_transformer"
 THIRD_PARTY = {"torch", "transformers", "safetensors", "tokenizers"}
 INTERNALS = {"_dynamo", "_inductor", "_C", "_functorch", "_export"}
 INTERNAL = re.compile(r"\btorch\._|\btorch\.ops\b|\b_dynamo\b|\b_inductor\b")
-CODE_OBJECTS = {"__code__", "__globals__", "__closure__", "FunctionType", "CodeType", "exec", "eval"}
+CODE_OBJECTS = {
+    "__code__",
+    "__globals__",
+    "__closure__",
+    "FunctionType",
+    "CodeType",
+    "exec",
+    "eval",
+}
 CACHES = {"cache", "lru_cache"}
 # Calls whose results do not change, so that a module may keep them.
-IMMUTABLE_CALLS = _words("TypeVar NewType frozenset tuple float int OutputRecorder get_logger getLogger")
+IMMUTABLE_CALLS = _words(
+    "TypeVar NewType frozenset tuple float int OutputRecorder get_logger getLogger"
+)
 # Calls whose results do, also in the body of a class.
 MUTABLE_CALLS = _words(
     """
@@ -64,8 +74,17 @@ Found = Iterator[tuple[ast.AST, str]]
 def violations(source: str) -> list[str]:
     """Every violation in the text of a file, as "line N: what", in the order of the lines."""
     tree = ast.parse(source)
-    checks = (_imports, _private_names, _private_attributes, _code_objects, _module_state, _mutations)
-    found = {(getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)}
+    checks = (
+        _imports,
+        _private_names,
+        _private_attributes,
+        _code_objects,
+        _module_state,
+        _mutations,
+    )
+    found = {
+        (getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)
+    }
     return [f"line {line}: {message}" for line, message in sorted(found)]
 
 
@@ -141,7 +160,11 @@ def _private_names(tree: ast.Module) -> Found:
                 yield node, f"private operators: {what}"
             elif name in INTERNALS:
                 yield node, f"internals: {name}"
-        elif isinstance(node, ast.Constant) and id(node) not in docstrings and INTERNAL.search(str(node.value)):
+        elif (
+            isinstance(node, ast.Constant)
+            and id(node) not in docstrings
+            and INTERNAL.search(str(node.value))
+        ):
             yield node, f"internals in a string: {node.value[:60]!r}"
 
 
@@ -149,7 +172,11 @@ def _accessed(node: ast.AST) -> tuple[ast.AST, str] | None:
     """The owner and the name of an attribute, as in `a.b` and `getattr(a, "b")`."""
     if isinstance(node, ast.Attribute):
         return node.value, node.attr
-    if isinstance(node, ast.Call) and _called(node) in ("getattr", "setattr", "hasattr") and len(node.args) > 1:
+    if (
+        isinstance(node, ast.Call)
+        and _called(node) in ("getattr", "setattr", "hasattr")
+        and len(node.args) > 1
+    ):
         owner, name, *_ = node.args
         if isinstance(name, ast.Constant):
             return owner, str(name.value)
@@ -192,7 +219,10 @@ def _targets(statements: Iterable[ast.stmt]) -> list[ast.expr]:
 def _code_objects(tree: ast.Module) -> Found:
     for node in ast.walk(tree):
         names = []
-        if isinstance(node, ast.Attribute) and node.attr not in ("exec", "eval"):  # `model.eval()` is another thing
+        if isinstance(node, ast.Attribute) and node.attr not in (
+            "exec",
+            "eval",
+        ):  # `model.eval()` is another thing
             names = [node.attr]
         elif isinstance(node, ast.Name):
             names = [node.id]
@@ -212,7 +242,11 @@ def _module_state(tree: ast.Module) -> Found:
                 yield from _kept(statement, in_class=True)
         elif isinstance(node, ast.Global):
             yield node, f"global {', '.join(node.names)}"
-        elif isinstance(node, ast.Attribute) and node.attr in CACHES and _chain(node)[0] == "functools":
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr in CACHES
+            and _chain(node)[0] == "functools"
+        ):
             yield node, f"process-wide cache: functools.{node.attr}"
     for node, what in _imported(tree).values():
         if what.removeprefix("functools.") in CACHES:
@@ -245,7 +279,9 @@ def _kept(statement: ast.stmt, in_class: bool) -> Found:
                 yield statement, f"module-level state: {names[0]} = {call}(…)"
     if in_class or all(isinstance(target, ast.Attribute) for target in targets):
         return  # such as Hugging Face's `_tied_weights_keys`
-    if isinstance(statement.value, MUTABLE_DISPLAYS) and not all(CONSTANT.fullmatch(name) for name in names):
+    if isinstance(statement.value, MUTABLE_DISPLAYS) and not all(
+        CONSTANT.fullmatch(name) for name in names
+    ):
         kind = type(statement.value).__name__.lower()
         yield statement, f"module-level state: {names[0]} is a {kind}, not a CONSTANT"
 
@@ -258,15 +294,29 @@ def _mutations(tree: ast.Module) -> Found:
     targets = _targets(_level(tree.body))
     own = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     own |= {target.id for target in targets if isinstance(target, ast.Name)}
-    completed = {id(target) for target in targets if isinstance(target, ast.Attribute) and _chain(target)[0] in own}
+    completed = {
+        id(target)
+        for target in targets
+        if isinstance(target, ast.Attribute) and _chain(target)[0] in own
+    }
     shared = own | set(_imported(tree))
     for node in ast.walk(tree):
         changed: ast.AST | None = None
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(
+            node.ctx, ast.Store | ast.Del
+        ):
             changed = None if id(node) in completed else node
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
-            owner = node.func.value  # `torch.add` is a function of a module, `LIST.append` changes LIST
-            changed = None if isinstance(owner, ast.Name) and not CONSTANT.fullmatch(owner.id) else owner
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in MUTATORS
+        ):
+            owner = (
+                node.func.value
+            )  # `torch.add` is a function of a module, `LIST.append` changes LIST
+            changed = (
+                None if isinstance(owner, ast.Name) and not CONSTANT.fullmatch(owner.id) else owner
+            )
         elif isinstance(node, ast.Call) and _called(node) in ("setattr", "delattr") and node.args:
             changed = node.args[0]
         elif isinstance(node, ast.AugAssign):

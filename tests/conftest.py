@@ -30,7 +30,13 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 # More precise homes of a user's own would win over HF_HOME.
-for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
+for _name in (
+    "HF_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "HF_MODULES_CACHE",
+    "HF_METRICS_CACHE",
+    "HF_EVALUATE_CACHE",
+):
     os.environ.pop(_name, None)
 
 import random  # noqa: E402
@@ -84,7 +90,9 @@ def fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     # torch.manual_seed(0) formats the stack, for a GPU that is initialised later.
-    seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed_torch = (
+        torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    )
     seed_torch(0)
 
 
@@ -139,7 +147,10 @@ def drawing() -> Iterator[dict[tuple[Any, str], Any]]:
     with pytest.MonkeyPatch.context() as patch:
         replaced = {(Figure, "savefig"): save}
         if finishing := sys.modules.get("hf_vanilla_transformer.training.run.finishing"):
-            replaced |= {(finishing, "plot_attention"): leave_empty, (finishing, "plot_curve"): leave_empty}
+            replaced |= {
+                (finishing, "plot_attention"): leave_empty,
+                (finishing, "plot_curve"): leave_empty,
+            }
         originals = {place: getattr(*place) for place in replaced}
         for place, function in replaced.items():
             patch.setattr(*place, function)
@@ -166,11 +177,15 @@ def one_forkserver() -> Iterator[None]:
     modules = [f"hf_vanilla_transformer.{name}" for name in users]
     preload = forkserver.set_forkserver_preload
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload([*names, *modules]))
+        patch.setattr(
+            forkserver, "set_forkserver_preload", lambda names: preload([*names, *modules])
+        )
         yield
 
 
-def once_for_each_size(create_weight: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+def once_for_each_size(
+    create_weight: Callable[[Any], torch.Tensor],
+) -> Callable[[Any], torch.Tensor]:
     weights: dict[Any, torch.Tensor] = {}
 
     def copied(module: Any) -> torch.Tensor:

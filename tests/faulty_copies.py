@@ -43,7 +43,9 @@ def copy_repository(repository: Path, folder: Path) -> Path:
     """
     for entry in repository.iterdir():
         if entry.name in ("hf_vanilla_transformer", "tests"):
-            shutil.copytree(entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                entry, folder / entry.name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             (folder / entry.name).symlink_to(entry)
     return folder
@@ -56,7 +58,9 @@ def running_tests(folder: Path, seconds: int = 600) -> Iterator[RunTests]:
     `seconds` are of the processor.
     """
     command = [sys.executable, "-c", RUNNER]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as runner:
         requests, answers = runner.stdin, runner.stdout
         assert requests is not None and answers is not None
 

@@ -82,13 +82,18 @@ class Interpreter:
                 seconds,
             ]
             status = self._answer(request)
-            output, errors = (file.read_text(encoding="utf-8", errors="replace") for file in written)
+            output, errors = (
+                file.read_text(encoding="utf-8", errors="replace") for file in written
+            )
         return subprocess.CompletedProcess([sys.executable, *command], status, output, errors)
 
     def has_read(self, env: Mapping[str, str]) -> bool:
         """Whether the libraries have read the values that their variables have here."""
         names = {name for name in {*env, *self._environment} if name.startswith(READ_AT_IMPORT)}
-        names -= {"PYTHONPATH", "KMP_INIT_AT_FORK"}  # scikit-learn sets the second one where it is imported
+        names -= {
+            "PYTHONPATH",
+            "KMP_INIT_AT_FORK",
+        }  # scikit-learn sets the second one where it is imported
         return all(env.get(name) == self._environment.get(name) for name in names)
 
     def _answer(self, request: list[Any]) -> int:

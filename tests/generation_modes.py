@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.generation import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -66,7 +71,10 @@ BEAM: dict[str, dict[str, Any]] = {
 SAMPLED: dict[str, dict[str, Any]] = {
     "sampling of the best token": {"do_sample": True, "top_k": 1},
     "sampling": {"do_sample": True},
-    "sampling with a processor": {"do_sample": True, "logits_processor": LogitsProcessorList([lambda ids, s: s])},
+    "sampling with a processor": {
+        "do_sample": True,
+        "logits_processor": LogitsProcessorList([lambda ids, s: s]),
+    },
 }
 BEAM_SAMPLED: dict[str, dict[str, Any]] = {
     "beam sampling": {"do_sample": True, "num_beams": BEAMS},
@@ -96,11 +104,15 @@ def written(model: Any, assistant: Any, inputs: dict[str, Tensor]) -> dict[str, 
         if not settings.keys().isdisjoint(OF_ONE_SENTENCE):
             rows = range(len(inputs["input_ids"]))
             batches = [{key: value[[row]] for key, value in inputs.items()} for row in rows]
-        found[name] = [row for batch in batches for row in _generate(model, assistant, batch, settings)]
+        found[name] = [
+            row for batch in batches for row in _generate(model, assistant, batch, settings)
+        ]
     return found
 
 
-def _generate(model: Any, assistant: Any, inputs: dict[str, Tensor], settings: dict[str, Any]) -> list[list[int]]:
+def _generate(
+    model: Any, assistant: Any, inputs: dict[str, Tensor], settings: dict[str, Any]
+) -> list[list[int]]:
     settings = PLAIN | settings
     if "assistant_model" in settings:
         settings["assistant_model"] = assistant
@@ -122,7 +134,10 @@ def main(folder: str, output: str) -> None:
     with open(f"{folder}/inputs.json", encoding="utf-8") as file:
         inputs = json.load(file)
     found = {}
-    for name, auto_class in (("translator", AutoModelForSeq2SeqLM), ("decoder", AutoModelForCausalLM)):
+    for name, auto_class in (
+        ("translator", AutoModelForSeq2SeqLM),
+        ("decoder", AutoModelForCausalLM),
+    ):
         model, assistant = (
             auto_class.from_pretrained(f"{folder}/{each}", trust_remote_code=True).eval()
             for each in ("model", "assistant")

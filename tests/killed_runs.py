@@ -79,7 +79,9 @@ def _watch(folder: str, places: int, last: int | None) -> None:
     sys.addaudithook(hook)
 
 
-def check_kills(run: Callable[[Path], Any], reference: Callable[[Path], Any], folder: Path, count: int) -> None:
+def check_kills(
+    run: Callable[[Path], Any], reference: Callable[[Path], Any], folder: Path, count: int
+) -> None:
     """Kill a run into a new folder at `count` places, one drawn from each of as many equal parts of its places.
 
     Each of its files must be complete or not there, and all must be complete, with no others, after it was repeated.
@@ -91,7 +93,9 @@ def check_kills(run: Callable[[Path], Any], reference: Callable[[Path], Any], fo
     places = folder / "places"
     complete: dict[str, bytes] = {}
 
-    def start(name: str, run: Callable[[Path], Any] = run, last: int | None = None) -> tuple[int, dict[str, bytes]]:
+    def start(
+        name: str, run: Callable[[Path], Any] = run, last: int | None = None
+    ) -> tuple[int, dict[str, bytes]]:
         case = folder / name
         case.mkdir(exist_ok=True)
         status = attempt(lambda: run(case), case, places, last)

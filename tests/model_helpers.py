@@ -11,7 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
@@ -183,10 +186,15 @@ def save_model(
     **fields: Any,
 ) -> Path:
     """Save a tiny translator in evaluation mode with a tokenizer of these texts, or one for each language."""
-    tokenizers = [train_tokenizer(texts, vocab_size) for texts in (source, target) if texts is not None]
+    tokenizers = [
+        train_tokenizer(texts, vocab_size) for texts in (source, target) if texts is not None
+    ]
     fields["vocab_size"] = len(tokenizers[0])
     if target is not None:
-        fields |= {"decoder_vocab_size": len(tokenizers[1]), "share_encoder_decoder_embeddings": False}
+        fields |= {
+            "decoder_vocab_size": len(tokenizers[1]),
+            "share_encoder_decoder_embeddings": False,
+        }
     tiny_model(seed, **fields).save_pretrained(folder)
     save_tokenizers(folder, *tokenizers)
     return folder
@@ -202,7 +210,9 @@ def save_model_of_languages(
     **fields: Any,
 ) -> Path:
     """Save a tiny translator of `DIRECTIONS` in evaluation mode, with a joint tokenizer and its language tokens."""
-    tokenizer = train_tokenizer(["seven hundred and eight", "siebenhundertacht", "sept cent huit"] * 9, 300)
+    tokenizer = train_tokenizer(
+        ["seven hundred and eight", "siebenhundertacht", "sept cent huit"] * 9, 300
+    )
     add_language_tokens(tokenizer, DIRECTIONS, on_source)
     tiny_model(seed, vocab_size=len(tokenizer), **fields).save_pretrained(folder)
     save_tokenizers(folder, tokenizer)
@@ -232,11 +242,15 @@ def word_tokenizer(
 
     `ends` adds `</s>` to each text.
     """
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = split or pre_tokenizers.Whitespace()
     if ends:
         end = ("</s>", words.index("</s>"))
-        backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[end])
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[end]
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         unk_token="<unk>",
@@ -274,7 +288,10 @@ def sentences(
 ) -> list[list[int]]:
     """Random tokens. Each sentence ends with EOS, counted by its length."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = [torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator) for length in lengths]
+    tokens = [
+        torch.randint(FIRST_WORD, vocab_size, (length - 1,), generator=generator)
+        for length in lengths
+    ]
     return [sentence.tolist() + [EOS] for sentence in tokens]
 
 
@@ -306,7 +323,9 @@ def gradients(model: nn.Module, **inputs: Any) -> tuple[float, dict[str, Tensor]
     model.zero_grad()
     loss = model(**inputs).loss
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def assert_near(
@@ -316,7 +335,9 @@ def assert_near(
     what: str = "",
 ) -> None:
     """The largest error is at most `tolerance`, times the largest number where that is above 1."""
-    assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    assert actual.shape == expected.shape, (
+        f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    )
     assert torch.isfinite(actual).all(), f"{what}: not finite"
     error = (actual.double() - expected.double()).abs().max().item()
     assert error <= tolerance * max(1.0, expected.abs().max().item()), f"{what}: off by {error:.2e}"

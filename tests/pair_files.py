@@ -21,7 +21,9 @@ def write_pairs(folder: Path, name: str, source: str = "source", target: str = "
     path = folder / name
     _, _, suffix = name.removesuffix(".gz").rpartition(".")
     kind = suffix.lower()
-    rows = [{"number": str(number), source: one, target: two} for number, (one, two) in enumerate(PAIRS)]
+    rows = [
+        {"number": str(number), source: one, target: two} for number, (one, two) in enumerate(PAIRS)
+    ]
     if kind == "parquet":
         parquet.write_table(pa.Table.from_pylist(rows), path)
         return path

@@ -113,7 +113,9 @@ def paper_ffn(w: Weights, name: str, x: Array, activation: str = "relu") -> Arra
     return linear(w, f"{name}.fc2", ACTIVATIONS[activation](hidden))
 
 
-def paper_embedding(w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig) -> Array:
+def paper_embedding(
+    w: Weights, name: str, tokens: list[int], config: VanillaTransformerConfig
+) -> Array:
     """§3.4 and §3.5: sqrt(d_model) · embedding + position."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1
     learned = w.get(f"{name}.embed_positions.weight")  # Table 3, row E

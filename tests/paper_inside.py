@@ -45,7 +45,9 @@ def paper_inside(model: torch.nn.Module, source: list[int], target: list[int]) -
     *of_attention, _ = scores  # the last ones are of the output
     in_encoder = config.encoder_layers * config.encoder_attention_heads
     encoder = by_heads(of_attention[:in_encoder], config.encoder_attention_heads)
-    decoder = by_heads(of_attention[in_encoder:], config.decoder_attention_heads)  # of the target and source in turn
+    decoder = by_heads(
+        of_attention[in_encoder:], config.decoder_attention_heads
+    )  # of the target and source in turn
     sublayers = 2 * config.encoder_layers
     inputs = [config.decoder_start_token_id, *target[:-1]]
     return {
@@ -59,7 +61,9 @@ def by_heads(scores: list[Array], heads: int) -> list[list[Array]]:
     return [scores[i : i + heads] for i in range(0, len(scores), heads)]
 
 
-def assert_is_inside(found: dict[str, Any], model: torch.nn.Module, source: list[int], target: list[int]) -> None:
+def assert_is_inside(
+    found: dict[str, Any], model: torch.nn.Module, source: list[int], target: list[int]
+) -> None:
     """Compare with the paper and, for what it returns, with a plain call of the model."""
     expected = paper_inside(model, source, target)
     pairs = [(found["cross"], expected["cross"])]
@@ -82,7 +86,9 @@ def assert_is_inside(found: dict[str, Any], model: torch.nn.Module, source: list
         attentions = torch.cat(output[f"{name}_attentions"]).numpy()
         pairs.append((paper.paper_softmax(scores), attentions))
         norms = [state[0].norm(dim=-1).numpy() for state in output[f"{name}_hidden_states"]]
-        pairs.append((found[name]["norms"][:-1], norms[:-1]))  # the last one may be after a final normalisation
+        pairs.append(
+            (found[name]["norms"][:-1], norms[:-1])
+        )  # the last one may be after a final normalisation
     for here, there in ((np.array(here), np.array(there)) for here, there in pairs):
         assert here.shape == there.shape
         visible = np.isfinite(there)

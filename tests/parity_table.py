@@ -17,7 +17,10 @@ def main() -> None:
                     cell = pair, what.split()[0]
                     largest[cell] = max(largest[cell], difference)
         for pair in found:
-            cells = (f"{largest[pair, column]:.1e}" if (pair, column) in largest else "" for column in columns)
+            cells = (
+                f"{largest[pair, column]:.1e}" if (pair, column) in largest else ""
+                for column in columns
+            )
             print(f"| {peer} | {pair} |", " | ".join(cells), "|")
 
 

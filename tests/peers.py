@@ -20,7 +20,10 @@ from transformers import (
     MarianMTModel,
 )
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
 from tests.model_helpers import EOS, START, TYING_MODES, gradients, padded, sentences, tiny_model
 from tests.paper import ACTIVATIONS, paper_positions, paper_translation
@@ -87,8 +90,17 @@ class TorchPeer(Peer):
     It cannot leave out the biases of its attentions alone, nor free d_k and d_v of d_model.
     """
 
-    names = {"model": "transformer", "fc1": "linear1", "fc2": "linear2", "cross_attn": "multihead_attn"}
-    names |= {"self_attn_layer_norm": "norm1", "cross_attn_layer_norm": "norm2", "layer_norm": "norm"}
+    names = {
+        "model": "transformer",
+        "fc1": "linear1",
+        "fc2": "linear2",
+        "cross_attn": "multihead_attn",
+    }
+    names |= {
+        "self_attn_layer_norm": "norm1",
+        "cross_attn_layer_norm": "norm2",
+        "layer_norm": "norm",
+    }
 
     def __init__(self, ours: VanillaTransformerForConditionalGeneration):
         config = ours.config
@@ -182,7 +194,10 @@ def torch_transformer(config: VanillaTransformerConfig) -> nn.Transformer:
         config.decoder_ffn_dim,
         **common,
     )
-    norms = [nn.LayerNorm(width, config.layer_norm_eps) if config.final_layer_norm else None for _ in heads]
+    norms = [
+        nn.LayerNorm(width, config.layer_norm_eps) if config.final_layer_norm else None
+        for _ in heads
+    ]
     # nested tensors are for evaluation alone
     encoder = nn.TransformerEncoder(
         encoder_layer,
@@ -226,7 +241,10 @@ class MarianPeer(Peer):
     def location(self, name: str) -> Location:
         if name == "lm_head.bias":
             return "final_logits_bias", 0
-        if name == "model.encoder.embed_tokens.weight" and self.config.share_encoder_decoder_embeddings:
+        if (
+            name == "model.encoder.embed_tokens.weight"
+            and self.config.share_encoder_decoder_embeddings
+        ):
             return "model.shared.weight", ...
         return super().location(name)
 
@@ -246,7 +264,10 @@ class FSMTPeer(Peer):
 
     def __init__(self, ours: VanillaTransformerForConditionalGeneration):
         fields = common_fields(ours.config)
-        vocabularies = {"src_vocab_size": ours.config.vocab_size, "tgt_vocab_size": ours.config.target_vocab_size}
+        vocabularies = {
+            "src_vocab_size": ours.config.vocab_size,
+            "tgt_vocab_size": ours.config.target_vocab_size,
+        }
         network = FSMTForConditionalGeneration(FSMTConfig(**fields, **vocabularies))
         for stack in (network.model.encoder, network.model.decoder):
             # A formula. FSMT does not mark it as not learned.
@@ -280,7 +301,10 @@ class M2M100Peer(Peer):
     names = MarianPeer.names
 
     def __init__(self, ours: VanillaTransformerForConditionalGeneration):
-        always = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # or training would skip layers
+        always = {
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
+        }  # or training would skip layers
         config = M2M100Config(
             **common_fields(ours.config),
             **always,
@@ -308,7 +332,11 @@ def common_fields(config: VanillaTransformerConfig) -> dict[str, Any]:
     names += ["d_model", "activation_function", "scale_embedding", "tie_word_embeddings"]
     names += ["bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id"]
     no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
-    return {name: getattr(config, name) for name in names} | no_dropout | {"max_position_embeddings": 32}
+    return (
+        {name: getattr(config, name) for name in names}
+        | no_dropout
+        | {"max_position_embeddings": 32}
+    )
 
 
 # Random shapes and batches
@@ -365,7 +393,11 @@ def random_batch(
     )
     lengths = [dice.randint(1, 9) for _ in range(len(source))]
     labels = padded(sentences(lengths, config.target_vocab_size, seed + 1000), value=-100)
-    return {"input_ids": source, "attention_mask": source.ne(config.pad_token_id).long(), "labels": labels}
+    return {
+        "input_ids": source,
+        "attention_mask": source.ne(config.pad_token_id).long(),
+        "labels": labels,
+    }
 
 
 # The comparison
@@ -412,8 +444,12 @@ def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch
     """The judge's, in float64. It has no gradients."""
     tokens, written = batch["attention_mask"].bool(), batch["labels"].ne(-100)
     pairs = zip(batch["input_ids"], tokens, batch["labels"], written, strict=True)
-    outputs = [paper_translation(ours, s[real].tolist(), t[said].tolist()) for s, real, t, said in pairs]
-    memory, logits = (torch.cat([torch.from_numpy(output[i]) for output in outputs]) for i in range(2))
+    outputs = [
+        paper_translation(ours, s[real].tolist(), t[said].tolist()) for s, real, t, said in pairs
+    ]
+    memory, logits = (
+        torch.cat([torch.from_numpy(output[i]) for output in outputs]) for i in range(2)
+    )
     return Numbers(
         memory,
         logits,
@@ -423,10 +459,16 @@ def paper_numbers(ours: VanillaTransformerForConditionalGeneration, batch: Batch
 
 def differences(actual: Numbers, expected: Numbers) -> dict[str, float]:
     """The largest difference in each tensor, divided by its largest number where that is above 1."""
-    pairs = {name: (getattr(actual, name), getattr(expected, name)) for name in ("encoder", "logits", "loss")}
+    pairs = {
+        name: (getattr(actual, name), getattr(expected, name))
+        for name in ("encoder", "logits", "loss")
+    }
     if expected.gradients:
         assert actual.gradients.keys() == expected.gradients.keys()
-        pairs |= {f"gradient of {name}": (actual.gradients[name], g) for name, g in expected.gradients.items()}
+        pairs |= {
+            f"gradient of {name}": (actual.gradients[name], g)
+            for name, g in expected.gradients.items()
+        }
     found = {}
     for name, (ours, theirs) in pairs.items():
         assert ours.shape == theirs.shape, f"{name}: {tuple(ours.shape)} and {tuple(theirs.shape)}"
@@ -461,5 +503,10 @@ def parity(
 
 def assert_parity(found: dict[str, dict[str, float]]) -> None:
     """Nothing is further apart than `TOLERANCE`."""
-    far = {f"{pair}: {what}": d for pair, each in found.items() for what, d in each.items() if not d <= TOLERANCE}
+    far = {
+        f"{pair}: {what}": d
+        for pair, each in found.items()
+        for what, d in each.items()
+        if not d <= TOLERANCE
+    }
     assert not far

@@ -36,7 +36,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 try:
-    from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
+    from torch.utils.backend_registration import (
+        _DummyBackendModule,
+        _DummyDeviceGuard,
+        _DummyPrivateUse1Hook,
+    )
 except ImportError:  # torch 2.9
     _DummyBackendModule = _DummyPrivateUse1Hook = object
     _DummyDeviceGuard = None
@@ -73,7 +77,9 @@ KERNELS = {
     "index_put_": 2,
     "_index_put_impl_": 2,
 }
-KERNELS_OF_A_LIST = 8  # of `_foreach` and `_fused` operations, which are launched for groups of tensors
+KERNELS_OF_A_LIST = (
+    8  # of `_foreach` and `_fused` operations, which are launched for groups of tensors
+)
 TENSORS_OF_A_CAT = 64  # that one kernel joins
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "attend", "attend_backward"}
 
@@ -85,8 +91,12 @@ class Count:
     operations: Counter[str] = field(default_factory=Counter)  #: kernels by operation
     waits: Counter[str] = field(default_factory=Counter)  #: by operation and line
     copies: Counter[str] = field(default_factory=Counter)  #: from memory of the host, by line
-    blocking: Counter[str] = field(default_factory=Counter)  #: those of the copies that wait for the device
-    shapes: Counter[tuple] = field(default_factory=Counter)  #: products and attentions by their inputs
+    blocking: Counter[str] = field(
+        default_factory=Counter
+    )  #: those of the copies that wait for the device
+    shapes: Counter[tuple] = field(
+        default_factory=Counter
+    )  #: products and attentions by their inputs
 
     @property
     def launches(self) -> int:
@@ -122,7 +132,9 @@ class Held:
 
     now: int = 0
     peak: int = 0
-    tensors: Counter[int] = field(default_factory=Counter)  #: of each block of memory, by its address
+    tensors: Counter[int] = field(
+        default_factory=Counter
+    )  #: of each block of memory, by its address
 
     def hold(self, tensor: "OnGpu") -> None:
         memory = tensor.values.untyped_storage()
@@ -229,7 +241,10 @@ class OnGpu(Tensor):
         if func is Tensor.tolist:
             _wait("tolist")
             return args[0].values.tolist()
-        if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and (args[0].dim(), args[1].dim()) == (1, 2):
+        if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and (
+            args[0].dim(),
+            args[1].dim(),
+        ) == (1, 2):
             # torch would write the result into memory that it resizes
             return (args[0][None] @ args[1]).squeeze(0)
         with torch._C.DisableTorchFunctionSubclass():
@@ -300,7 +315,10 @@ def _count(func: Any, name: str, args: tuple) -> None:
         return
     count = COUNTS[-1]
     indices = args[1] if name in ("index", "index_put", "index_put_", "_index_put_impl_") else ()
-    by_mask = any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices or ())
+    by_mask = any(
+        isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8)
+        for each in indices or ()
+    )
     if name in WAITING or by_mask:
         _wait(name)
     if name.startswith(("_foreach", "_fused")):
@@ -354,7 +372,11 @@ def _split_index(tensor: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None
     tensors: list[Tensor | None] = []
     for part in parts:
         if part is Ellipsis:
-            skipped = tensor.dim() - dimension - (used - sum(_dimensions(each) for each in parts[: parts.index(part)]))
+            skipped = (
+                tensor.dim()
+                - dimension
+                - (used - sum(_dimensions(each) for each in parts[: parts.index(part)]))
+            )
             tensors += [None] * skipped
             dimension += skipped
         elif part is None:
@@ -411,7 +433,13 @@ def _set_item(tensor: Tensor, index: Any, value: Any) -> None:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, mask)
         ctx.settings = causal, scale
@@ -452,7 +480,9 @@ def _attention(
             enable_gqa=enable_gqa,
         )
     if torch.is_autocast_enabled(NAME):
-        query, key, value = (each.to(torch.get_autocast_dtype(NAME)) for each in (query, key, value))
+        query, key, value = (
+            each.to(torch.get_autocast_dtype(NAME)) for each in (query, key, value)
+        )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _Attention.apply(query, key, value, attn_mask, is_causal, scale)
 
@@ -488,7 +518,13 @@ def _weights(
 
 
 def _attend_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     weights, grad = _weights(query, key, mask, causal, scale), grad.float()
     by_weights = grad @ value.float().transpose(-1, -2)
@@ -496,7 +532,11 @@ def _attend_backward(
     by_query = by_scores @ key.float()
     by_key = by_scores.transpose(-1, -2) @ query.float()
     by_value = weights.transpose(-1, -2) @ grad
-    return like_kernels(by_query, query.dtype), like_kernels(by_key, key.dtype), like_kernels(by_value, value.dtype)
+    return (
+        like_kernels(by_query, query.dtype),
+        like_kernels(by_key, key.dtype),
+        like_kernels(by_value, value.dtype),
+    )
 
 
 def like_kernels(heads: Tensor, dtype: torch.dtype) -> Tensor:
@@ -579,7 +619,9 @@ def install() -> tuple[Library, ...]:
     for names, lower in ((LOWER, True), (FLOAT32, False)):
         for name in names:
             operation, _, overload = name.partition(".")
-            casts.impl(name, _with_casts(getattr(getattr(aten, operation), overload or "default"), lower))
+            casts.impl(
+                name, _with_casts(getattr(getattr(aten, operation), overload or "default"), lower)
+            )
     return attention, every, memory, without_cast, casts
 
 

@@ -47,7 +47,9 @@ FORBIDDEN = set('<>:"|?*\\') | set(map(chr, range(32)))
 
 def pretend(patch: pytest.MonkeyPatch, system: str) -> None:
     """Make this process one on `system`, until the patch is undone."""
-    importlib.import_module("psutil")  # its part for Linux asks for names that are hidden afterwards
+    importlib.import_module(
+        "psutil"
+    )  # its part for Linux asks for names that are hidden afterwards
     for module in (os, signal):
         _hide_names(patch, module, lacking(module.__name__, system))
     hidden = {name for name in POSIX_MODULES if not names(name, system)}
@@ -84,7 +86,9 @@ def _hide_names(patch: pytest.MonkeyPatch, module: ModuleType, hidden: frozenset
     def get(name: str) -> Any:
         if name in kept and _package_of(sys._getframe(1)) not in PACKAGES:
             return kept[name]
-        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
+        raise AttributeError(
+            f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
+        )
 
     patch.setattr(module, "__getattr__", get, raising=False)
     for name in kept:
@@ -115,7 +119,9 @@ def _hide_files(patch: pytest.MonkeyPatch, folders: tuple[str, ...]) -> None:
         _check_first(patch, module, "open", hide)
 
 
-def _check_first(patch: pytest.MonkeyPatch, module: ModuleType, name: str, check: Callable[..., object]) -> None:
+def _check_first(
+    patch: pytest.MonkeyPatch, module: ModuleType, name: str, check: Callable[..., object]
+) -> None:
     """Make a function of a module call `check` with its arguments, which may raise an error."""
     call = getattr(module, name)
 

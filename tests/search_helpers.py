@@ -49,7 +49,9 @@ def by_transformers(model: Model, **kwargs: Any) -> Any:
     return GenerationMixin.generate(model, **kwargs)
 
 
-def batches(lengths: list[int], asked: list[int], seed: int = 9, most: int = 100) -> Callable[[int], Any]:
+def batches(
+    lengths: list[int], asked: list[int], seed: int = 9, most: int = 100
+) -> Callable[[int], Any]:
     """A `next_batch`: sentences of these lengths, at most `most` at a time. `asked` receives the numbers asked for."""
     waiting = sentences(lengths, 24, seed)
 
@@ -119,7 +121,9 @@ def naive_greedy_search(
     return hypothesis
 
 
-def _mean_probabilities(models: list[Model], source_ids: list[int] | None, hypotheses: list[list[int]]) -> Tensor:
+def _mean_probabilities(
+    models: list[Model], source_ids: list[int] | None, hypotheses: list[list[int]]
+) -> Tensor:
     """The probabilities (K, V) of the token after each of the hypotheses, all of one length."""
     inputs = {"input_ids": torch.tensor(hypotheses)}
     if source_ids is not None:

@@ -11,7 +11,12 @@ from hf_vanilla_transformer.serving.service import LanguagePair
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import echo_model
 
-CORPUS = ["two hundred and one", "seven", "one million three hundred thousand", "a house. the big red house!"]
+CORPUS = [
+    "two hundred and one",
+    "seven",
+    "one million three hundred thousand",
+    "a house. the big red house!",
+]
 
 
 def echo_translator(**fields: Any) -> Translator:
@@ -31,7 +36,11 @@ def echo_folder(folder: Path) -> Path:
 
 
 def language_pair(
-    translator: Translator | None = None, source: str = "en", target: str = "de", split: Any = None, **engine: Any
+    translator: Translator | None = None,
+    source: str = "en",
+    target: str = "de",
+    split: Any = None,
+    **engine: Any,
 ) -> LanguagePair:
     site = {"engine": "server", "title": "test"}
     return LanguagePair(source, target, translator or echo_translator(), split, site, **engine)

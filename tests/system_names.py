@@ -40,7 +40,9 @@ def names(module: str, system: str) -> frozenset[str]:
         if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
             parent = f"{module}." if statement.level else ""
             found |= names(f"{parent}{statement.module}", system)
-        elif isinstance(statement, ast.Import | ast.ImportFrom):  # without `as` they are the stub's own
+        elif isinstance(
+            statement, ast.Import | ast.ImportFrom
+        ):  # without `as` they are the stub's own
             found |= {alias.asname for alias in statement.names if alias.asname is not None}
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(statement.name)

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
 COMMAND = ROOT / "scripts" / "vanilla_transformer_cli"
 BUNDLE = sorted(PACKAGE.glob("*_vanilla_transformer.py"))
-IMPORT_NAMES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub"}  # where they differ from the distribution's
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "huggingface-hub": "huggingface_hub",
+}  # where they differ from the distribution's
 
 Graph = dict[str, set[str]]
 
@@ -29,7 +32,11 @@ def modules() -> dict[str, Path]:
     """dotted name -> file, of the package and of the command."""
     found = {}
     for path in [*sorted(PACKAGE.rglob("*.py")), *sorted(COMMAND.rglob("*.py"))]:
-        parts = path.relative_to(PACKAGE.parent if PACKAGE in path.parents else COMMAND.parent).with_suffix("").parts
+        parts = (
+            path.relative_to(PACKAGE.parent if PACKAGE in path.parents else COMMAND.parent)
+            .with_suffix("")
+            .parts
+        )
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -100,7 +107,9 @@ def levels() -> dict[str, int]:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     block = re.search(r"Imports go down this list.*?```\n(.*?)```", text, re.DOTALL)
     assert block is not None
-    return {name: line for line, names in enumerate(block[1].splitlines()) for name in names.split(", ")}
+    return {
+        name: line for line, names in enumerate(block[1].splitlines()) for name in names.split(", ")
+    }
 
 
 def test_list_of_contributing_is_complete(levels: dict[str, int]) -> None:
@@ -133,7 +142,12 @@ def test_subpackages_have_no_cycle() -> None:
 def test_rooms_import_what_their_first_lines_say() -> None:
     said = {}
     for room in ENTRIES.keys() & {path.name for path in PACKAGE.iterdir()}:
-        first = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        first = (
+            ast.get_docstring(
+                ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+            )
+            or ""
+        )
         if found := re.search(r"imports? the ([\w ,]+) only", first):
             said[room] = set(re.split(r", | and ", found[1]))
     assert "engine" in said
@@ -144,7 +158,9 @@ def test_rooms_import_what_their_first_lines_say() -> None:
 def test_levels_of_the_first_page_import_nothing_above() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([123]) \| (.*?) \|", text, re.MULTILINE)
-    levels = {name: -int(number) for number, names in rows for name in re.findall(r"`(\w+)`", names)}
+    levels = {
+        name: -int(number) for number, names in rows for name in re.findall(r"`(\w+)`", names)
+    }
     levels |= {"bundle": -1, "utils": -1, "__init__": -1}
     assert levels.keys() | {COMMAND.name} == ENTRIES.keys()
     up = going_up({COMMAND.name: -4} | levels)
@@ -155,14 +171,18 @@ def test_subcommands_do_not_import_each_other() -> None:
     # `main` imports the module of the chosen subcommand by its name
     subcommands = {f"{COMMAND.name}.{name}" for name in SUBCOMMANDS}
     assert subcommands <= GRAPH.keys()
-    found = [f"{name} imports {other}" for name in subcommands for other in GRAPH[name] & subcommands]
+    found = [
+        f"{name} imports {other}" for name in subcommands for other in GRAPH[name] & subcommands
+    ]
     assert not found, "\n".join(found)
 
 
 def imported_at_once(name: str) -> list[str]:
     """What a module imports outside its functions: the first parts of the names, without the standard library."""
     body = ast.parse(MODULES[name].read_text(encoding="utf-8")).body
-    statements: list[ast.stmt] = [each for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+    statements: list[ast.stmt] = [
+        each for each in body if isinstance(each, ast.Import | ast.ImportFrom)
+    ]
     roots = {module.split(".")[0] for module in imports(name, ast.Module(statements, []))}
     return sorted(roots - sys.stdlib_module_names)
 
@@ -178,7 +198,15 @@ SERVING = {
     for name in ("app", "http_rules", "interface", "metrics", "request_body", "schemas", "server")
 }
 OF_SERVING = {
-    *("fastapi", "prometheus_client", "pydantic", "pydantic_core", "python_multipart", "starlette", "uvicorn")
+    *(
+        "fastapi",
+        "prometheus_client",
+        "pydantic",
+        "pydantic_core",
+        "python_multipart",
+        "starlette",
+        "uvicorn",
+    )
 }
 
 
@@ -192,7 +220,11 @@ def test_optional_libraries_are_imported_inside_functions() -> None:
     found = []
     for name in MODULES:
         more = OF_SERVING if name in SERVING else set()
-        found += [f"{name} imports {root}" for root in imported_at_once(name) if root not in allowed | more]
+        found += [
+            f"{name} imports {root}"
+            for root in imported_at_once(name)
+            if root not in allowed | more
+        ]
     assert not found, "\n".join(found)
 
 
@@ -246,7 +278,9 @@ PLANTED = {
 
 @pytest.mark.parametrize(("source", "message"), PLANTED.items(), ids=PLANTED)
 def test_violation_is_refused(source: str, message: str) -> None:
-    assert any(found.split(": ", 1)[1].startswith(message) for found in violations(source)), violations(source)
+    assert any(found.split(": ", 1)[1].startswith(message) for found in violations(source)), (
+        violations(source)
+    )
 
 
 #: files of the package that importing a module loads, at most
@@ -336,14 +370,19 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 """
 ALONE = {"face": FACE, "lines": LINES}
 PROGRAMS = {"state": STATE}
-PROGRAMS |= {name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(list(sys.modules)))" for name in LOADED}
+PROGRAMS |= {
+    name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(list(sys.modules)))"
+    for name in LOADED
+}
 
 
 @pytest.fixture(scope="module")
 def printed_alone() -> dict[str, Any]:
     """What programs print in a process with few libraries."""
     command = [sys.executable, "-c", FEW_LIBRARIES + FORKS, *ALONE.values()]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout.splitlines()
+    lines = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
     return {name: json.loads(line) for name, line in zip(ALONE, lines, strict=True)}
 
 
@@ -352,7 +391,9 @@ def printed(python: Interpreter) -> dict[str, Any]:
     """What each program prints."""
     run = python.run(["-c", FORKS, *PROGRAMS.values()], cwd=ROOT)
     assert run.returncode == 0, run.stderr
-    return {name: json.loads(line) for name, line in zip(PROGRAMS, run.stdout.splitlines(), strict=True)}
+    return {
+        name: json.loads(line) for name, line in zip(PROGRAMS, run.stdout.splitlines(), strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", LOADED)

@@ -146,12 +146,16 @@ def test_cache_with_gradient_checkpointing_is_refused() -> None:
 # Attention functions of the user
 
 
-def _same(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **kwargs: Any) -> Any:
+def _same(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **kwargs: Any
+) -> Any:
     assert mask is not None
     return eager_attention_forward(module, q, k, v, mask, scaling, **kwargs)
 
 
-def _boolean(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **kwargs: Any) -> Any:
+def _boolean(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **kwargs: Any
+) -> Any:
     """Attention with the Boolean masks that are registered under its name."""
     if mask is not None:
         assert mask.dtype == torch.bool

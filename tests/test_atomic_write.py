@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.utils import atomic_write
-from hf_vanilla_transformer.utils.atomic_write import atomic_file, new_folder, replace_folder, write_first
+from hf_vanilla_transformer.utils.atomic_write import (
+    atomic_file,
+    new_folder,
+    replace_folder,
+    write_first,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 
 

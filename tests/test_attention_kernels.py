@@ -33,7 +33,9 @@ def flags() -> list[bool]:
     return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in names]
 
 
-def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fields: Any) -> set[bool]:
+def flags_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, **fields: Any
+) -> set[bool]:
     """Values of cuDNN's flag in every attention of a training step, forward and recomputed."""
     seen: list[bool] = []
     attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -48,7 +50,9 @@ def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fie
     source = torch.zeros(2, 5, 32, device=device)
     target = torch.zeros(2, 4, 32, device=device)
     labels = torch.zeros(2, 4, dtype=torch.long, device=device)
-    outputs = model(inputs_embeds=source, decoder_inputs_embeds=target, labels=labels, skip_logits=False)
+    outputs = model(
+        inputs_embeds=source, decoder_inputs_embeds=target, labels=labels, skip_logits=False
+    )
     forward = len(seen)
     outputs.loss.backward()
     assert len(seen) == 2 * forward > 0

@@ -182,9 +182,13 @@ def accuracy(found: Any) -> dict[str, float]:
     return {"accuracy": float(right.mean())}
 
 
-def test_pretrained_encoder_learns_to_classify_with_the_trainer_of_transformers(tmp_path: Path) -> None:
+def test_pretrained_encoder_learns_to_classify_with_the_trainer_of_transformers(
+    tmp_path: Path,
+) -> None:
     tiny_model(final_layer_norm=True, lm_head_bias=True).save_pretrained(tmp_path / "translator")
-    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "translator", num_labels=2)
+    classifier = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "translator", num_labels=2
+    )
     settings = {
         **QUIET,
         "max_steps": 80,
@@ -270,7 +274,9 @@ def test_decoder_alone_matches_marian(
     loss, ours = gradients(decoder, **inputs)
     expected_loss, theirs = gradients(peer, **inputs)
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    renamed = {name.replace("encoder_attn", "cross_attn"): gradient for name, gradient in theirs.items()}
+    renamed = {
+        name.replace("encoder_attn", "cross_attn"): gradient for name, gradient in theirs.items()
+    }
     renamed.pop("model.decoder.embed_positions.weight", None)
     assert_same_gradients(ours, renamed)
     assert any("cross_attn" in name for name in ours) == reads_source
@@ -312,7 +318,9 @@ def test_decoder_alone_is_saved_and_resized(
     expected = decoder(TARGET).logits
     decoder.resize_token_embeddings(53)
     decoder.save_pretrained(tmp_path / "decoder")
-    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "decoder", output_loading_info=True)
+    again, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "decoder", output_loading_info=True
+    )
     assert not any(info.values()), info
     logits = again.eval()(TARGET).logits
     assert logits.shape[-1] == 53
@@ -351,7 +359,9 @@ def test_decoder_alone_does_not_depend_on_padding_or_cache() -> None:
     assert with_cache.equal(without)
 
 
-def test_loss_of_a_decoder_alone_is_the_mean_over_its_labels_in_the_trainer_of_transformers(tmp_path: Path) -> None:
+def test_loss_of_a_decoder_alone_is_the_mean_over_its_labels_in_the_trainer_of_transformers(
+    tmp_path: Path,
+) -> None:
     """`Trainer` leaves the first label of each row out of its count, where it expects the model to shift them."""
     torch.manual_seed(0)
     decoder = VanillaTransformerForCausalLM(tiny_config())

@@ -21,7 +21,16 @@ from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import SearchConfig
-from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, sentences, slow, tiny_model
+from tests.model_helpers import (
+    EOS,
+    FIRST_WORD,
+    PAD,
+    START,
+    assert_near,
+    sentences,
+    slow,
+    tiny_model,
+)
 from tests.search_helpers import (
     AS_DICT,
     ENDS,
@@ -193,7 +202,9 @@ def test_batches_of_any_size_equal_transformers(beams, batch, dtype, decoding):
 
 
 @pytest.mark.parametrize("wanted", [2, 4])
-def test_num_return_sequences_and_scores_equal_transformers(wanted: int, decoding: Decoding) -> None:
+def test_num_return_sequences_and_scores_equal_transformers(
+    wanted: int, decoding: Decoding
+) -> None:
     settings = hugging_face(4, 12, penalty=0.8)
     found = decoding.assert_same(
         varied_model(),
@@ -356,7 +367,11 @@ def test_best_hypothesis_fills_the_rows_without_one(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"prefix_allowed_tokens_fn": lambda batch, tokens: [12] if len(tokens) < 3 + batch else [EOS]},
+        {
+            "prefix_allowed_tokens_fn": lambda batch, tokens: (
+                [12] if len(tokens) < 3 + batch else [EOS]
+            )
+        },
         {"encoder_no_repeat_ngram_size": 1},
         {"encoder_repetition_penalty": 1.3},
         {"no_repeat_ngram_size": 2},
@@ -400,7 +415,9 @@ def test_encoder_outputs_and_embeddings_equal_transformers(beams: int, decoding:
     assert model.generate(inputs_embeds=embeds, **settings).equal(expected)
 
 
-@pytest.mark.parametrize("fields", [{"pad_token_id": 0, "decoder_start_token_id": 0}, {"pad_token_id": EOS}])
+@pytest.mark.parametrize(
+    "fields", [{"pad_token_id": 0, "decoder_start_token_id": 0}, {"pad_token_id": EOS}]
+)
 @greedy_or_beams
 def test_other_pad_tokens_equal_transformers(
     beams: int,
@@ -420,7 +437,9 @@ def test_other_pad_tokens_equal_transformers(
 
 
 @pytest.mark.parametrize("size", [4, 5, 6])
-def test_vocabularies_smaller_than_the_beam_equal_transformers(size: int, decoding: Decoding) -> None:
+def test_vocabularies_smaller_than_the_beam_equal_transformers(
+    size: int, decoding: Decoding
+) -> None:
     # one or two tokens beside the special ones
     model = decoding.prepare(tiny_model(vocab_size=size, tie_word_embeddings=False))
     ids = torch.tensor([[size - 1, EOS], [EOS, PAD]])
@@ -457,9 +476,15 @@ def test_long_translations_equal_transformers(decoding: Decoding) -> None:
     ],
     ids=first_name,
 )
-def test_every_kind_of_decoder_equals_transformers(fields: dict[str, Any], decoding: Decoding) -> None:
-    if "decoder_vocab_size" in fields and tuple(map(int, version("transformers").split(".")[:2])) < (5, 23):
-        pytest.skip("the beam search of transformers 5.17 takes the source's vocabulary size; that of 5.23 does not")
+def test_every_kind_of_decoder_equals_transformers(
+    fields: dict[str, Any], decoding: Decoding
+) -> None:
+    if "decoder_vocab_size" in fields and tuple(
+        map(int, version("transformers").split(".")[:2])
+    ) < (5, 23):
+        pytest.skip(
+            "the beam search of transformers 5.17 takes the source's vocabulary size; that of 5.23 does not"
+        )
     decoding.assert_same(varied_model(**fields).double(), SOURCE, **hugging_face(4, 14))
 
 
@@ -518,7 +543,9 @@ def test_default_search_is_the_papers(
         expected = []
         for ids in sentences(lengths, 24):
             expected += best_two(seed, tuple(ids), beams, alpha)
-        assert output.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-5)
+        assert output.sequences_scores.tolist() == pytest.approx(
+            [score for score, _ in expected], abs=1e-5
+        )
         for row, (_, tokens) in zip(output.sequences.tolist(), expected, strict=True):
             assert_row(row, tokens)
 
@@ -552,7 +579,9 @@ def test_limits_within_the_prefix_give_one_more_token(
     positions: str,
     decoding: Decoding,
 ) -> None:
-    model = decoding.prepare(varied_model(position_encoding_type=positions, max_position_embeddings=20))
+    model = decoding.prepare(
+        varied_model(position_encoding_type=positions, max_position_embeddings=20)
+    )
     model.generation_config.max_length_over_source = -3
     tokens = model.generate(
         **source([3, 2]),
@@ -580,7 +609,9 @@ def test_learned_positions_bound_prefix_and_continuation(
     beams: int,
     decoding: Decoding,
 ) -> None:
-    model = decoding.prepare(varied_model(end=NEVER, position_encoding_type="learned", max_position_embeddings=12))
+    model = decoding.prepare(
+        varied_model(end=NEVER, position_encoding_type="learned", max_position_embeddings=12)
+    )
     settings = {
         **source([4]),
         "decoder_input_ids": torch.tensor([[START, *range(5, 16)][:length]]),
@@ -600,7 +631,11 @@ def test_learned_positions_bound_prefix_and_continuation(
 def test_ensemble_searches_with_the_mean_probability(beams: int, decoding: Decoding) -> None:
     lengths = [5, 2, 7]
     settings = {**source(lengths), "num_beams": beams, "max_new_tokens": 8}
-    models = [varied_model(0, end=-1.0), varied_model(1, d_model=16, decoder_layers=1), varied_model()]
+    models = [
+        varied_model(0, end=-1.0),
+        varied_model(1, d_model=16, decoder_layers=1),
+        varied_model(),
+    ]
     for model in models:
         decoding.prepare(model)
     found = with_ensemble(models).generate(**settings).tolist()
@@ -632,8 +667,14 @@ def next_batch_of(*tensors: Tensor) -> dict[str, Any]:
     ("given", "message"),
     [
         (next_batch_of() | {"do_sample": True}, "next_batch: .* do_sample"),
-        (next_batch_of() | {"encoder_repetition_penalty": 1.5}, "next_batch: .* encoder_repetition_p"),
-        (next_batch_of() | {"prefix_allowed_tokens_fn": len}, "next_batch: .* prefix_allowed_tokens"),
+        (
+            next_batch_of() | {"encoder_repetition_penalty": 1.5},
+            "next_batch: .* encoder_repetition_p",
+        ),
+        (
+            next_batch_of() | {"prefix_allowed_tokens_fn": len},
+            "next_batch: .* prefix_allowed_tokens",
+        ),
         (next_batch_of(torch.zeros(0, 3).long(), torch.zeros(0, 3).long()), "next_batch: .* 0"),
         (next_batch_of(*source([3, 3]).values()), "next_batch: .* 2"),
         (next_batch_of(*source([3]).values(), torch.ones(1, 4).long()), "next_batch: .* 4"),
@@ -737,7 +778,9 @@ def test_batch_is_refilled_before_all_sentences_end() -> None:
         num_beams=2,
         next_batch=batches([5] * 60, asked),
     )
-    assert all(1 < count < 30 for count in asked[:5])  # neither for each alone nor only when all are done
+    assert all(
+        1 < count < 30 for count in asked[:5]
+    )  # neither for each alone nor only when all are done
 
 
 def test_next_batch_is_asked_until_no_row_is_empty() -> None:
@@ -760,12 +803,16 @@ def test_ensemble_is_refilled(decoding: Decoding) -> None:
     later = [3, 9, 4]
     together = with_ensemble(models)
     found = together.generate(**source(now), next_batch=batches(later, []))
-    for row, ids in zip(found.tolist(), sentences(now, 24) + sentences(later, 24, seed=9), strict=True):
+    for row, ids in zip(
+        found.tolist(), sentences(now, 24) + sentences(later, 24, seed=9), strict=True
+    ):
         (alone,) = together.generate(input_ids=torch.tensor([ids])).tolist()
         assert_row(row, alone)
 
 
-def test_finished_sentences_leave_the_batch(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_sentences_leave_the_batch(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
     extend = SearchConfig.extend
     monkeypatch.setattr(

@@ -26,7 +26,9 @@ from tests.search_helpers import source, varied_model
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60)
-def test_beams_see_the_slots_of_their_own_past(batch: int, beams: int, prefix: int, steps: int, seed: int) -> None:
+def test_beams_see_the_slots_of_their_own_past(
+    batch: int, beams: int, prefix: int, steps: int, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     slots = BeamCacheSlots(batch, torch.device("cpu"))
     slots.show_all(prefix)
@@ -113,8 +115,12 @@ def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("decoder", ["module", "packed"])
-def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
+def test_host_synchronisations_are_few(
+    decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        optimize, "not_optimizable", lambda model: None
+    )  # its parameters are of another class
     monkeypatch.setattr(captured, "recorder_of", lambda device: None)
     model: Any = on_gpu(varied_model(end=-1e4))
     if decoder == "packed":

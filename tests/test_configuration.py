@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 from tests.model_helpers import tiny_config
 
@@ -105,7 +108,10 @@ def test_default_configuration_is_the_base_model() -> None:
         ({"dropout": -0.1}, "dropout=-0.1"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
         ({"position_encoding_type": "rotary"}, "position_encoding_type='rotary'.*sinusoidal"),
-        ({"position_encoding_type": "sinusoidal_fairseq", "pad_token_id": None}, "pad_token_id=None"),
+        (
+            {"position_encoding_type": "sinusoidal_fairseq", "pad_token_id": None},
+            "pad_token_id=None",
+        ),
         ({"activation_function": "rleu"}, "activation_function='rleu'.*relu"),
         ({"decoder_vocab_size": 50}, "decoder_vocab_size=50.*vocab_size=40"),
         ({"layer_norm_position": "pre", "final_layer_norm": False}, "final_layer_norm=False"),
@@ -142,7 +148,9 @@ def test_pre_norm_ends_each_stack_with_a_normalisation() -> None:
     assert tiny_config(layer_norm_position="pre").final_layer_norm is True
     assert tiny_config().final_layer_norm is False
     assert tiny_config(final_layer_norm=True).layer_norm_position == "post"
-    assert all(VanillaTransformerConfig.from_preset(name).layer_norm_position == "post" for name in PRESETS)
+    assert all(
+        VanillaTransformerConfig.from_preset(name).layer_norm_position == "post" for name in PRESETS
+    )
 
 
 def test_model_refuses_fields_that_were_set_one_by_one_and_contradict() -> None:

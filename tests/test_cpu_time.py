@@ -7,7 +7,12 @@ import torch
 
 from hf_vanilla_transformer.training.state.callbacks import FitThreads
 from hf_vanilla_transformer.utils import cpu_time
-from hf_vanilla_transformer.utils.cpu_time import CpuTime, available_cpus, fitting_threads, on_fitting_threads
+from hf_vanilla_transformer.utils.cpu_time import (
+    CpuTime,
+    available_cpus,
+    fitting_threads,
+    on_fitting_threads,
+)
 
 
 class Machine:
@@ -35,14 +40,23 @@ class Machine:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         self.wait(0.0)
 
-    def wait(self, seconds: float, own: float = 0.0, user: float = 0.0, nice: float = 0.0, idle: float = 0.0) -> None:
+    def wait(
+        self,
+        seconds: float,
+        own: float = 0.0,
+        user: float = 0.0,
+        nice: float = 0.0,
+        idle: float = 0.0,
+    ) -> None:
         """Let time pass: `own`, `user`, `nice` and `idle` are in cores."""
         self.clock += seconds
         self.own += own * seconds
         for column, cores in ((0, own + user), (1, nice), (3, idle)):
             self.ticks[column] += int(100 * cores * seconds)
         ticks = " ".join(map(str, self.ticks))
-        self.statistics.write_text(f"cpu  9 9\ncpu0 {ticks} 0 0\ncpu1{10 * ' 0'}\ncpu4 {ticks} 0 0\nintr 1 2\n")
+        self.statistics.write_text(
+            f"cpu  9 9\ncpu0 {ticks} 0 0\ncpu1{10 * ' 0'}\ncpu4 {ticks} 0 0\nintr 1 2\n"
+        )
 
     def limit(self, group: str, quota: int | None, period: int = 100_000) -> None:
         """Write the file of a control group."""

@@ -96,7 +96,9 @@ def trained(
     """The weights after two updates with a user's loss."""
 
     class Custom(base):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+        ) -> Any:
             value, outputs = loss(self, model, inputs)
             return (value, outputs) if return_outputs else value
 
@@ -119,7 +121,9 @@ CASES = dict.fromkeys(PLAIN + [(distillation, setting) for setting in SETTINGS])
 
 
 @pytest.mark.parametrize(("loss", "setting"), CASES)
-def test_custom_loss_trains_as_with_a_plain_output_layer(loss: Any, setting: str, tmp_path: Path) -> None:
+def test_custom_loss_trains_as_with_a_plain_output_layer(
+    loss: Any, setting: str, tmp_path: Path
+) -> None:
     expected, found = (
         trained(VanillaTransformerTrainer, loss, tmp_path / str(plain), plain, **SETTINGS[setting])
         for plain in (True, False)
@@ -139,13 +143,17 @@ def measure(outputs: Any) -> None:
 
 READERS: dict[str, Any] = {
     "metric first": lambda outputs: measure(outputs) or outputs.logits,
-    "inference mode first": lambda outputs: torch.inference_mode()(measure)(outputs) or outputs.logits,
+    "inference mode first": lambda outputs: (
+        torch.inference_mode()(measure)(outputs) or outputs.logits
+    ),
     "index": lambda outputs: outputs[1],
     "slice": lambda outputs: outputs[:2][1],
     "get": lambda outputs: outputs.get("logits"),
     "dictionary": lambda outputs: {**outputs}["logits"],
     "items": lambda outputs: dict(outputs.items())["logits"] * 1,
-    "tensors among the items": lambda outputs: [v for _, v in outputs.items() if torch.is_tensor(v)][1],
+    "tensors among the items": lambda outputs: [
+        v for _, v in outputs.items() if torch.is_tensor(v)
+    ][1],
     "values": lambda outputs: list(outputs.values())[1].clone(),
     "copy": lambda outputs: copy.copy(outputs).logits,
     "leaves": lambda outputs: torch.utils._pytree.tree_leaves(outputs)[1].clone(),

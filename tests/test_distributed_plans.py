@@ -24,7 +24,8 @@ from tests.model_helpers import (
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        Version(transformers.__version__) < Version("5.23") or Version(torch.__version__) < Version("2.9"),
+        Version(transformers.__version__) < Version("5.23")
+        or Version(torch.__version__) < Version("2.9"),
         reason="older versions of transformers and torch distribute models differently",
     ),
 ]
@@ -39,7 +40,10 @@ def load(folder: Path, **sizes: int) -> PreTrainedModel:
 
 def full(tensors: dict[str, Any]) -> dict[str, Tensor]:
     """The full tensors of those that are a `DTensor`."""
-    return {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in tensors.items()}
+    return {
+        name: each.full_tensor() if hasattr(each, "full_tensor") else each
+        for name, each in tensors.items()
+    }
 
 
 def local_size(model: PreTrainedModel) -> int:
@@ -112,8 +116,12 @@ def run_rank(rank: int, check: Callable[[int, Path], None], folder: Path) -> Non
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("check", [check_tensor_parallel, check_fsdp], ids=["tensor_parallel", "fsdp"])
-def test_distributed_model_equals_the_local_one(check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "check", [check_tensor_parallel, check_fsdp], ids=["tensor_parallel", "fsdp"]
+)
+def test_distributed_model_equals_the_local_one(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # two processes on one GPU would deadlock
     for share, tie in TYING_MODES:
         model = tiny_model(

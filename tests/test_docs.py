@@ -27,7 +27,9 @@ def entries() -> set[str]:
     names = set()
     for path in sorted((DOCS / "api").glob("*.rst")):
         module = ""
-        directives = re.findall(r"(?m)^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8"))
+        directives = re.findall(
+            r"(?m)^\.\. (currentmodule|py:data|auto\w+):: ([\w.]+)", path.read_text("utf-8")
+        )
         for directive, name in directives:
             if directive == "currentmodule":
                 module = f"{name}."
@@ -78,7 +80,9 @@ def test_entry_has_a_docstring(name: str) -> None:
 
 
 def test_every_export_of_the_package_is_public() -> None:
-    assert {f"hf_vanilla_transformer.{name}" for name in hf_vanilla_transformer.__all__} <= entries()
+    assert {
+        f"hf_vanilla_transformer.{name}" for name in hf_vanilla_transformer.__all__
+    } <= entries()
 
 
 def slugs(text: str) -> set[str]:

@@ -30,7 +30,9 @@ ENDS: list[tuple[BaseException, int | None, str]] = [
     (RuntimeError("x"), None, ""),
     (PANIC, 2, "a library gave up on this text: a b"),
 ]
-FILES = "ENOENT EACCES EPERM EISDIR ENOTDIR EEXIST ENAMETOOLONG ELOOP ENXIO EROFS ENOSPC EDQUOT EFBIG"
+FILES = (
+    "ENOENT EACCES EPERM EISDIR ENOTDIR EEXIST ENAMETOOLONG ELOOP ENXIO EROFS ENOSPC EDQUOT EFBIG"
+)
 ENDS += [(OSError(getattr(errno, name), "why", "file"), 2, "why: 'file'") for name in FILES.split()]
 
 
@@ -76,7 +78,10 @@ def test_library_that_is_missing_is_named_with_its_extra(library, monkeypatch):
         line = str(errors.missing_extra(error))
         assert line.startswith(f"{library} is not installed: ")
         assert line.endswith(f'run pip install ".[{EXTRAS[library]}]"')
-        with pytest.raises(UserError, match=f"^{library} is not installed: "), errors.naming_extras():
+        with (
+            pytest.raises(UserError, match=f"^{library} is not installed: "),
+            errors.naming_extras(),
+        ):
             raise ImportError(str(error))
     other = ImportError(f"no module {library}x")
     assert errors.missing_extra(other) is None

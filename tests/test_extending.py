@@ -118,7 +118,9 @@ def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules
                 return (loss, outputs) if return_outputs else loss
 
         own_weights = {
-            name: weight for name, weight in model.named_parameters() if re.search("gate|temperature", name)
+            name: weight
+            for name, weight in model.named_parameters()
+            if re.search("gate|temperature", name)
         }
         before = {name: weight.detach().clone() for name, weight in own_weights.items()}
         trained(tmp_path / "own", random_pairs(2), model, OwnLoss, max_steps=1, **DESCENT)
@@ -132,7 +134,15 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 class Two(VanillaTransformerForConditionalGeneration):
     def __init__(self, config, gates): ...
 """
-WRONG = ["no_such:X", "broken", "torch.nn:Linear", "broken:Missing", "", "broken:Two", "unfinished:X"]
+WRONG = [
+    "no_such:X",
+    "broken",
+    "torch.nn:Linear",
+    "broken:Missing",
+    "",
+    "broken:Two",
+    "unfinished:X",
+]
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -162,7 +172,9 @@ COMMANDS = {
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], tuple[Path, str]]:
+def own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], tuple[Path, str]]:
     """Makes a folder of a gated model whose module is not imported. Returns it and its class.
 
     With `named=True` it has a model type of its own. The classes that the test registers are forgotten after it.
@@ -174,12 +186,16 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[boo
     monkeypatch.delitem(sys.modules, module, raising=False)
 
     def make(named: bool) -> tuple[Path, str]:
-        source = FEED_FORWARD if named else FEED_FORWARD.replace("    config_class = OwnConfig\n", "")
+        source = (
+            FEED_FORWARD if named else FEED_FORWARD.replace("    config_class = OwnConfig\n", "")
+        )
         (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
         folder = save_model(tmp_path / "model", ["one two three"] * 3, vocab_size=265)
         own = importlib.import_module(module).OwnTranslator
         torch.manual_seed(0)
-        fields = tiny_config(vocab_size=265).to_diff_dict() | {"model_type": own.config_class.model_type}
+        fields = tiny_config(vocab_size=265).to_diff_dict() | {
+            "model_type": own.config_class.model_type
+        }
         own(own.config_class(**fields)).save_pretrained(folder)
         del sys.modules[module]
         sys.path.pop(0)
@@ -201,7 +217,13 @@ for _name in COMMANDS:
 
 @pytest.mark.parametrize(("name", "flag", "named"), LOADING)
 def test_commands_load_a_subclass_with_its_code_or_its_class(
-    name: str, flag: str, named: bool, tmp_path: Path, own_folder: Any, monkeypatch: pytest.MonkeyPatch, command: Any
+    name: str,
+    flag: str,
+    named: bool,
+    tmp_path: Path,
+    own_folder: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
 ) -> None:
     """Without the flag one line names it, and no code of the folder is run."""
     folder, model_class = own_folder(named)
@@ -263,5 +285,7 @@ def test_override_of_forward_with_any_arguments_decides_the_translation(beams: i
     with torch.no_grad():
         for parameter in (model.lm_head.weight, model.lm_head.bias):
             parameter.copy_(parameter.roll(1, 0))
-    found, expected = (each.generate(ids, num_beams=beams, max_new_tokens=8) for each in (shifted, model))
+    found, expected = (
+        each.generate(ids, num_beams=beams, max_new_tokens=8) for each in (shifted, model)
+    )
     assert found.equal(expected)

@@ -60,7 +60,9 @@ COMMANDS = [
 
 # What needs each library. onnxruntime only checks exports, and transformers reads some files without protobuf.
 ALONE = {
-    **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "python_multipart"), "serve --model en-de={0}/model"),
+    **dict.fromkeys(
+        ("fastapi", "uvicorn", "pydantic", "python_multipart"), "serve --model en-de={0}/model"
+    ),
     "prometheus_client": "serve --model en-de={0}/model",
     "sentencepiece": "convert --from marian {0}/opus {0}/m",
     "sacremoses": "convert --from fsmt {0}/fsmt {0}/f",
@@ -97,7 +99,9 @@ def test_extras_are_those_of_the_project(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     optional = {
-        name.replace("-", "_").removesuffix("_py"): extra  # markdown-it-py is imported as markdown_it
+        name.replace("-", "_").removesuffix(
+            "_py"
+        ): extra  # markdown-it-py is imported as markdown_it
         for extra, requirements in extras.items()
         if extra not in ("dev", "docs")
         for name in re.findall(r"^([\w-]+)>=", "\n".join(requirements), re.MULTILINE)
@@ -107,7 +111,9 @@ def test_extras_are_those_of_the_project(repository: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("libraries", [",".join(EXTRAS), *ALONE])
-def test_hidden_library_is_named_as_its_extra(libraries: str, folder: Path, repository: Path, tmp_path: Path) -> None:
+def test_hidden_library_is_named_as_its_extra(
+    libraries: str, folder: Path, repository: Path, tmp_path: Path
+) -> None:
     """All of them, in every command, and each of them in the command that needs it."""
     link = tmp_path / "work"  # each library writes into folders of its own
     link.mkdir()
@@ -118,8 +124,12 @@ def test_hidden_library_is_named_as_its_extra(libraries: str, folder: Path, repo
     commands = [line.format(link).split() for line in lines]
     script = [sys.executable, "-m", "tests.hidden_library", libraries, json.dumps(commands)]
     environment = os.environ | {"PYTHONPATH": f"{repository}:{repository / 'scripts'}"}
-    process = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=repository, timeout=900)
-    results: list[Any] = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")]
+    process = subprocess.run(
+        script, capture_output=True, text=True, env=environment, cwd=repository, timeout=900
+    )
+    results: list[Any] = [
+        json.loads(line) for line in process.stdout.splitlines() if line.startswith("[")
+    ]
     assert len(results) == len(commands), process.stderr
     extras = {EXTRAS[libraries]} if alone else set(EXTRAS.values())
     refused = 0

@@ -104,8 +104,12 @@ def test_weights_that_a_user_spoils_translate_nothing(engine: str, dtype: torch.
     if engine != "modules":
         optimize_for_inference(model, "int8" if engine == "int8" else None)
     weights = dict(model.named_parameters())
-    if engine == "modules":  # torch's fused attention takes a score that is no number for a masked one
-        weights = {name: weight for name, weight in weights.items() if not re.search("[qk]_proj", name)}
+    if (
+        engine == "modules"
+    ):  # torch's fused attention takes a score that is no number for a masked one
+        weights = {
+            name: weight for name, weight in weights.items() if not re.search("[qk]_proj", name)
+        }
     inputs = source([5, 3])
     for beams in (1, 3):
         inputs |= {"num_beams": beams, "max_new_tokens": 3}

@@ -15,8 +15,17 @@ from torch._dynamo.backends.common import aot_autograd
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_objective, fused_translation_loss
 from hf_vanilla_transformer.training.trainer.objectives.consistency import r_drop, simcut
-from hf_vanilla_transformer.training.trainer.objectives.distillation import DistillationObjective, TopDistributions
-from tests.model_helpers import assert_near, assert_same_gradients, gradients, tiny_model, translation_batch
+from hf_vanilla_transformer.training.trainer.objectives.distillation import (
+    DistillationObjective,
+    TopDistributions,
+)
+from tests.model_helpers import (
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    tiny_model,
+    translation_batch,
+)
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 
 POSITIONS = 30
@@ -79,9 +88,13 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_of_all_positions_is_that_of_labelled_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_of_all_positions_is_that_of_labelled_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(losses, "ROW_UNIT", 4)
-    monkeypatch.setattr(losses, "DEVICE_CHUNK", VOCABULARY * 14)  # several chunks, the last one shorter
+    monkeypatch.setattr(
+        losses, "DEVICE_CHUNK", VOCABULARY * 14
+    )  # several chunks, the last one shorter
     passes, loss_of = LOSSES[name]
     tensors = inputs(passes)
     expected = derivatives(loss_of, tensors)
@@ -130,7 +143,9 @@ def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> 
     backend = aot_autograd(fw_compiler=counting("forward"), bw_compiler=counting("backward"))
     step = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     for seed in range(4):
-        batch = translation_batch([9, 4], [12, 3 + seed], seed=seed)  # other labels are missing in each
+        batch = translation_batch(
+            [9, 4], [12, 3 + seed], seed=seed
+        )  # other labels are missing in each
         expected_loss, expected = gradients(model, **batch)
         loss, found = gradients(step, **batch, skip_logits=True)
         assert loss == pytest.approx(expected_loss, abs=1e-5)

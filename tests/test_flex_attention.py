@@ -14,7 +14,10 @@ FIELDS = {"d_model": 64, "encoder_attention_heads": 2, "decoder_attention_heads"
 
 
 def models(**fields: bool) -> list[Any]:
-    return [tiny_model(attn_implementation=name, **FIELDS, **fields) for name in ("eager", "flex_attention")]
+    return [
+        tiny_model(attn_implementation=name, **FIELDS, **fields)
+        for name in ("eager", "flex_attention")
+    ]
 
 
 @torch.no_grad()
@@ -25,7 +28,9 @@ def test_flex_attention_gives_the_same_logits() -> None:
     actual = flex(**batch)
     source = batch["attention_mask"].bool()
     target = batch["labels"].ne(-100)
-    assert_near(actual.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source])
+    assert_near(
+        actual.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source]
+    )
     assert_near(actual.logits[target], expected.logits[target])
     assert_near(actual.loss, expected.loss)
 

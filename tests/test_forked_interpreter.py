@@ -30,7 +30,9 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 
 @pytest.mark.parametrize("form", ["script", "-c", "-m", "-I -c"])
-def test_program_sees_what_a_new_process_sees(form: str, python: Interpreter, tmp_path: Path) -> None:
+def test_program_sees_what_a_new_process_sees(
+    form: str, python: Interpreter, tmp_path: Path
+) -> None:
     (tmp_path / "seen.py").write_text(SEEN, encoding="utf-8")
     forms = {
         "script": ["seen.py"],
@@ -45,7 +47,9 @@ def test_program_sees_what_a_new_process_sees(form: str, python: Interpreter, tm
         "env": os.environ | {"PYTHONPATH": folders, "OWN": "1"},
         "input": "in",
     }
-    new = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, **settings)
+    new = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, **settings
+    )
     run = python.run(command, **settings)
     assert json.loads(run.stdout) == json.loads(new.stdout)
     assert (run.returncode, run.stderr) == (new.returncode, new.stderr) == (0, "error\n")
@@ -72,7 +76,9 @@ def test_program_is_ended_after_its_time(python: Interpreter) -> None:
 
 
 @forks
-def test_programs_are_forks_of_one_process_unless_libraries_read_other_variables(python: Interpreter) -> None:
+def test_programs_are_forks_of_one_process_unless_libraries_read_other_variables(
+    python: Interpreter,
+) -> None:
     forked = {python.run(["-c", PARENT], env=os.environ | {"OWN": value}).stdout for value in "01"}
     (interpreter,) = forked
     new = python.run(["-c", PARENT], env=os.environ | {"OMP_NUM_THREADS": "2"}).stdout
@@ -81,9 +87,13 @@ def test_programs_are_forks_of_one_process_unless_libraries_read_other_variables
     assert interpreter.split()[0] != str(os.getpid())
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TORCH_LOGS", "PYTHONUTF8"])
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "TORCH_LOGS", "PYTHONUTF8"]
+)
 def test_variables_that_libraries_read_are_known(name: str, python: Interpreter) -> None:
     without = {key: value for key, value in os.environ.items() if key != name}
-    assert python.has_read(os.environ | {"PYTHONPATH": "elsewhere", "KMP_INIT_AT_FORK": "FALSE", "OWN": "1"})
+    assert python.has_read(
+        os.environ | {"PYTHONPATH": "elsewhere", "KMP_INIT_AT_FORK": "FALSE", "OWN": "1"}
+    )
     assert not python.has_read(without | {name: "other"})
     assert python.has_read(without) == (name not in os.environ)

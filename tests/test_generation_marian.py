@@ -156,7 +156,11 @@ OTHER_MODES = {
     "beam 4": {"num_beams": 4},
     "beam 4 as in the paper": {"num_beams": 4, "length_penalty": 0.6},
     "beam 4, early stopping": {"num_beams": 4, "early_stopping": True},
-    "beam 4, stopping never early": {"num_beams": 4, "early_stopping": "never", "length_penalty": 2.0},
+    "beam 4, stopping never early": {
+        "num_beams": 4,
+        "early_stopping": "never",
+        "length_penalty": 2.0,
+    },
     "beam 4 without a cache": {"num_beams": 4, "use_cache": False},
     "beam 4 with a static cache": {"num_beams": 4, "cache_implementation": "static"},
     "several of a beam": {"num_beams": 5, "num_return_sequences": 3},
@@ -196,7 +200,9 @@ def test_other_modes_equal_marian(
 # Inputs
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 4}, {"use_cache": False}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 4}, {"use_cache": False}, {"cache_implementation": "static"}]
+)
 def test_prefixes_equal_marian(settings: dict[str, Any], pair: Pair) -> None:
     prefix = torch.tensor([[START, 5 + i, 9, 30 - i] for i in range(len(LENGTHS))])
     output = both(pair, {**source(), "decoder_input_ids": prefix}, **settings)
@@ -230,7 +236,9 @@ def decoder_passes(model: Model, inputs: dict[str, Any], **settings: Any) -> int
     return len(passes)
 
 
-@pytest.mark.parametrize("settings", [{}, {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}]
+)
 def test_assisted_decoding_saves_decoder_passes(settings: dict[str, Any], pair: Pair) -> None:
     """Otherwise no guess was accepted, and the tests of its modes have seen greedy search only."""
     ours, _ = pair
@@ -286,7 +294,9 @@ def test_attentions_and_states_equal_marian(beams: int) -> None:
         "encoder states",
         real,
     )
-    queries_first = ([layer.transpose(1, 2) for layer in each.encoder_attentions] for each in (actual, expected))
+    queries_first = (
+        [layer.transpose(1, 2) for layer in each.encoder_attentions] for each in (actual, expected)
+    )
     assert_same_layers(*queries_first, "encoder attentions", real)
     assert_same_layers(actual.logits, expected.logits, "logits")  # of each step
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
@@ -302,7 +312,12 @@ def assert_sum_to_scores(transitions: Tensor, output: ModelOutput) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 2}, {"num_beams": 3, "do_sample": True}],
+    [
+        {},
+        {"num_beams": 4},
+        {"num_beams": 4, "num_return_sequences": 2},
+        {"num_beams": 3, "do_sample": True},
+    ],
 )
 @pytest.mark.parametrize("normalize", [False, True])
 def test_transition_scores_equal_marian(

@@ -17,9 +17,25 @@ from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForCausalLM
 from tests import generation_modes
-from tests.generation_modes import ASSISTED, BEAM, BEAM_SAMPLED, BEAMS, GREEDY, LIMIT, MODES, SAMPLED
+from tests.generation_modes import (
+    ASSISTED,
+    BEAM,
+    BEAM_SAMPLED,
+    BEAMS,
+    GREEDY,
+    LIMIT,
+    MODES,
+    SAMPLED,
+)
 from tests.model_helpers import EOS, START, WITHOUT_THE_PACKAGE
-from tests.search_helpers import LENGTHS, Model, naive_greedy_search, naive_search, source, varied_model
+from tests.search_helpers import (
+    LENGTHS,
+    Model,
+    naive_greedy_search,
+    naive_search,
+    source,
+    varied_model,
+)
 
 Tokens = list[list[int]]
 

@@ -41,7 +41,9 @@ class ScaledTransformer(VanillaTransformerForConditionalGeneration):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "good", ["one two three"] * 3, vocab_size=265)
+    return save_model(
+        tmp_path_factory.mktemp("models") / "good", ["one two three"] * 3, vocab_size=265
+    )
 
 
 def damaged(good: Path, damage: str) -> Path:
@@ -87,11 +89,15 @@ def by_command(line: str) -> Callable[[Path, Path, Path], None]:
 LOADERS: dict[str, Callable[[Path, Path, Path], Any]] = {
     "load_model": lambda folder, good, scratch: load_model(folder, "cpu"),
     "Translator": lambda folder, good, scratch: Translator.from_pretrained(folder, "cpu"),
-    "ensemble": lambda folder, good, scratch: Translator.from_pretrained(good, "cpu", ensemble=[folder]),
+    "ensemble": lambda folder, good, scratch: Translator.from_pretrained(
+        good, "cpu", ensemble=[folder]
+    ),
     "teacher": lambda folder, good, scratch: Teacher([folder], 0.5, tiny_model(vocab_size=265)),
     "base of a fine-tuning": lambda folder, good, scratch: load_base_model(str(folder)),
     "checkpoint": lambda folder, good, scratch: check_model_folder(folder),
-    "export ctranslate2": lambda folder, good, scratch: export("ctranslate2", folder, scratch / "out"),
+    "export ctranslate2": lambda folder, good, scratch: export(
+        "ctranslate2", folder, scratch / "out"
+    ),
     "export marian": lambda folder, good, scratch: export("marian", folder, scratch / "out"),
     "translate": by_command("translate --model FOLDER --input TEXT --output OUT"),
     "evaluate": by_command("evaluate --model FOLDER --source TEXT --reference TEXT"),
@@ -114,7 +120,9 @@ DAMAGES = {
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_path, capsys, caplog, monkeypatch):
+def test_loading_refuses_other_weights_in_one_line(
+    good, loader, damage, tmp_path, capsys, caplog, monkeypatch
+):
     folder = damaged(good, damage)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with pytest.raises((UserError, SystemExit)) as caught:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
-from tests.model_helpers import assert_near, assert_same_gradients, gradients, tiny_model, translation_batch
+from tests.model_helpers import (
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    tiny_model,
+    translation_batch,
+)
 
 SMOOTHING = [0.0, 0.1, 0.4]
 
@@ -46,7 +52,11 @@ class Positions:
 
     @property
     def leaves(self) -> list[Tensor]:
-        return [self.hidden, self.weight] if self.bias is None else [self.hidden, self.weight, self.bias]
+        return (
+            [self.hidden, self.weight]
+            if self.bias is None
+            else [self.hidden, self.weight, self.bias]
+        )
 
     @property
     def logits(self) -> Tensor:

@@ -16,7 +16,9 @@ from tests.trainer_helpers import DESCENT, QUIET, collate, flat
 # Sentences of one length, so that the mean of the batches is the mean of the tokens.
 SOURCES = sentences([6] * 16)
 TARGETS = sentences([5] * 16, seed=1)
-PAIRS = [{"input_ids": source, "labels": target} for source, target in zip(SOURCES, TARGETS, strict=True)]
+PAIRS = [
+    {"input_ids": source, "labels": target} for source, target in zip(SOURCES, TARGETS, strict=True)
+]
 
 
 def update(model: Any, folder: Path, accumulated: int, smoothing: float) -> torch.Tensor:
@@ -36,7 +38,9 @@ def update(model: Any, folder: Path, accumulated: int, smoothing: float) -> torc
         return batch
 
     before = flat(model)
-    trainer = Seq2SeqTrainer(model=model, args=args, train_dataset=PAIRS, data_collator=with_decoder_inputs)
+    trainer = Seq2SeqTrainer(
+        model=model, args=args, train_dataset=PAIRS, data_collator=with_decoder_inputs
+    )
     trainer.train()
     return flat(model) - before
 
@@ -54,12 +58,16 @@ REPAIRED = Version(transformers.__version__) >= Version("5.23")
             0.1,
             1.0,
             id="Marian with label smoothing",
-            marks=pytest.mark.skipif(not REPAIRED, reason="older versions of transformers do not divide this loss"),
+            marks=pytest.mark.skipif(
+                not REPAIRED, reason="older versions of transformers do not divide this loss"
+            ),
         ),
         pytest.param(lambda model: model, 0.0, 1.0, id="ours"),
     ],
 )
-def test_eight_accumulated_steps_have_this_multiple_of_the_gradient(convert, smoothing, ratio, tmp_path):
+def test_eight_accumulated_steps_have_this_multiple_of_the_gradient(
+    convert, smoothing, ratio, tmp_path
+):
     one = update(convert(tiny_model(dropout=0.0)), tmp_path / "1", 1, smoothing)
     eight = update(convert(tiny_model(dropout=0.0)), tmp_path / "8", 8, smoothing)
     assert (eight.norm() / one.norm()).item() == pytest.approx(ratio, rel=1e-4)

@@ -19,7 +19,9 @@ from tests.model_helpers import save_model, tiny_model
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
 
 # A remedy, or the values that are possible. A path that does not exist needs none.
-REMEDY = re.compile(r"\b(give|choose|name|write|did you mean|must be|needs|has|none of|least|no such|there is no)\b")
+REMEDY = re.compile(
+    r"\b(give|choose|name|write|did you mean|must be|needs|has|none of|least|no such|there is no)\b"
+)
 
 COMMANDS = [
     ("train --train no.en no.de --output_dir run", "train: no.en"),
@@ -32,11 +34,26 @@ COMMANDS = [
     ("predict --model none", "none"),
     ("serve --model model", "--model"),
     ("serve --model en-de=model --port 99999", "--port"),
-    ("translate --model model --input text --length_penalty nan", "length_penalty: must be a finite"),
-    ("translate --model model --input text --repetition_penalty inf", "repetition_penalty: must be a finite"),
-    ("translate --model model --input text --num_beams 99999999", "num_beams: must be at most 1,000"),
-    ("translate --model model --input text --max_new_tokens 99999999999999999999", "max_new_tokens: must be at most"),
-    ("predict --model model --input text --batch_size 99999999999999999999", "batch_size: must be at most"),
+    (
+        "translate --model model --input text --length_penalty nan",
+        "length_penalty: must be a finite",
+    ),
+    (
+        "translate --model model --input text --repetition_penalty inf",
+        "repetition_penalty: must be a finite",
+    ),
+    (
+        "translate --model model --input text --num_beams 99999999",
+        "num_beams: must be at most 1,000",
+    ),
+    (
+        "translate --model model --input text --max_new_tokens 99999999999999999999",
+        "max_new_tokens: must be at most",
+    ),
+    (
+        "predict --model model --input text --batch_size 99999999999999999999",
+        "batch_size: must be at most",
+    ),
     ("merge --output none", "none"),
     ("clean no.en no.de --output a b", "no.en"),
     ("clean text text --output a b --skip nothing", "skip"),
@@ -77,7 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "name"), COMMANDS, ids=[line for line, _ in COMMANDS])
-def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(line, name, folder, command, monkeypatch):
+def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(
+    line, name, folder, command, monkeypatch
+):
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     status, printed, errors = command(*line.split())
@@ -127,7 +146,9 @@ def printing_into(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_standard_output_is_one_line(printing_into: Any, capsys: pytest.CaptureFixture) -> None:
+def test_full_standard_output_is_one_line(
+    printing_into: Any, capsys: pytest.CaptureFixture
+) -> None:
     assert printing_into(open("/dev/full", "w")) == 2  # noqa: SIM115
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
@@ -135,15 +156,21 @@ def test_full_standard_output_is_one_line(printing_into: Any, capsys: pytest.Cap
     assert errors.count("\n") == 1
 
 
-def test_output_without_a_reader_is_no_error(printing_into: Any, capsys: pytest.CaptureFixture) -> None:
+def test_output_without_a_reader_is_no_error(
+    printing_into: Any, capsys: pytest.CaptureFixture
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     assert printing_into(os.fdopen(writing, "w")) == 0
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])
-def test_closed_streams_are_one_line(stream: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")]
+)
+def test_closed_streams_are_one_line(
+    stream: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(f"sys.{stream}", None)
     with pytest.raises(UserError, match=f"{name} is closed: name a file"):
         if stream == "stdin":
@@ -170,7 +197,9 @@ def test_interrupt_while_libraries_are_imported_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "loop"])
-def test_odd_names_of_files_are_one_line(name: str, folder: Path, command: Any, in_tmp_path: Any) -> None:
+def test_odd_names_of_files_are_one_line(
+    name: str, folder: Path, command: Any, in_tmp_path: Any
+) -> None:
     Path("loop").symlink_to("loop")
     Path("text").symlink_to(folder / "text")
     for line in (

@@ -14,7 +14,9 @@ from hf_vanilla_transformer.hub import CardFacts
 from hf_vanilla_transformer.hub.card import METRICS, model_card
 
 REPOSITORY = Path(__file__).parents[1]
-CARDS = sorted(path for path in (REPOSITORY / "model_cards").glob("*.md") if path.name != "README.md")
+CARDS = sorted(
+    path for path in (REPOSITORY / "model_cards").glob("*.md") if path.name != "README.md"
+)
 CODE = ("modeling_vanilla_transformer.py", "pipeline_vanilla_transformer.py")
 
 
@@ -69,7 +71,9 @@ def test_scores_of_the_test_split_have_signatures(text: str) -> None:
     signed = {each.metric_type: each for each in measured(text) if each.dataset_split == "test"}
     for result in (signed["bleu"], signed["chrf"]):
         signature = (result.metric_args or {})["signature"]
-        assert re.fullmatch(rf"{result.metric_name}2?\|nrefs:1\|case:\w+\|.*version:[\d.]+", signature)
+        assert re.fullmatch(
+            rf"{result.metric_name}2?\|nrefs:1\|case:\w+\|.*version:[\d.]+", signature
+        )
         assert f"- `{signature}`" in section(text, "Results")
 
 

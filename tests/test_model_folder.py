@@ -114,8 +114,14 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 # What is wrong with a file, and what the refusal says after its path.
 FILES: dict[str, tuple[Damage, str]] = {
-    "pointer as weights": (write(WEIGHTS, POINTER), f"{WEIGHTS} is a Git LFS pointer, .*: run git lfs pull"),
-    "pointer as tokenizer": (write("tokenizer.json", POINTER), "tokenizer.json is a Git LFS pointer"),
+    "pointer as weights": (
+        write(WEIGHTS, POINTER),
+        f"{WEIGHTS} is a Git LFS pointer, .*: run git lfs pull",
+    ),
+    "pointer as tokenizer": (
+        write("tokenizer.json", POINTER),
+        "tokenizer.json is a Git LFS pointer",
+    ),
     "no weights in the file": (write(WEIGHTS, ""), f"{WEIGHTS} is empty: download"),
     "no configuration in the file": (write(CONFIG, ""), f"{CONFIG} is empty"),
     "half of the weights": (cut(0.5), f"{WEIGHTS} is damaged or incomplete .*: download"),
@@ -136,7 +142,10 @@ FILES: dict[str, tuple[Damage, str]] = {
     "pipe as card": (instead("README.md", os.mkfifo), "README.md: neither a file"),
     "folder as a search": (instead(SEARCH, Path.mkdir), f"{SEARCH}: a folder, or"),
     "folder as weights": (instead(WEIGHTS, Path.mkdir), f"{WEIGHTS}: a folder, or"),
-    "link to nothing": (instead(TOKENIZER, lambda path: path.symlink_to("nowhere")), f"{TOKENIZER}: a folder, or"),
+    "link to nothing": (
+        instead(TOKENIZER, lambda path: path.symlink_to("nowhere")),
+        f"{TOKENIZER}: a folder, or",
+    ),
     "index of a list": (write(INDEX, '{"weight_map": []}'), "weight_map=.*: an object"),
     "index without files": (write(INDEX, "{}"), "weight_map=None: an object"),
     "index of numbers": (write(INDEX, '{"weight_map": {"a": 3}}'), "weight_map=a dict: an object"),
@@ -206,7 +215,10 @@ DAMAGES_IN_DEPTH: dict[str, tuple[Damage, str]] = {
     "weights of no tensors": (lambda folder: save_file({}, folder / WEIGHTS), ""),
     "pickle as weights": (instead_of_weights("pytorch_model.bin", pickle.dumps(Path)), ""),
     "index of nothing": (instead_of_weights(INDEX, '{"weight_map": {}}'), ""),
-    "index of a missing file": (instead_of_weights(INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'), ""),
+    "index of a missing file": (
+        instead_of_weights(INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'),
+        "",
+    ),
 }
 
 
@@ -303,7 +315,10 @@ def write_fields(file: Path, **values: Any) -> None:
     ("names", "most"),
     [
         ("layers encoder_layers decoder_layers num_hidden_layers", 1000),
-        ("d_model hidden_size ffn_dim encoder_ffn_dim decoder_ffn_dim intermediate_size num_labels", 2**16),
+        (
+            "d_model hidden_size ffn_dim encoder_ffn_dim decoder_ffn_dim intermediate_size num_labels",
+            2**16,
+        ),
         ("vocab_size decoder_vocab_size", 2**18),
     ],
 )
@@ -373,9 +388,25 @@ def test_setting_of_a_search_of_a_wrong_type_is_named(names, wrong, needed, dama
     "right",
     [
         GenerationConfig(decoder_start_token_id=0).to_dict(),
-        {"early_stopping": "never", "sequence_bias": [[[3], 1.0]], "stop_strings": "a", "top_p": 1, "do_sample": True},
-        {"early_stopping": True, "stop_strings": ["a"], "typical_p": 1.0, "epsilon_cutoff": 0.0, "temperature": 1},
-        {"exponential_decay_length_penalty": [5, 1.5], "watermarking_config": {}, "cache_implementation": "static"},
+        {
+            "early_stopping": "never",
+            "sequence_bias": [[[3], 1.0]],
+            "stop_strings": "a",
+            "top_p": 1,
+            "do_sample": True,
+        },
+        {
+            "early_stopping": True,
+            "stop_strings": ["a"],
+            "typical_p": 1.0,
+            "epsilon_cutoff": 0.0,
+            "temperature": 1,
+        },
+        {
+            "exponential_decay_length_penalty": [5, 1.5],
+            "watermarking_config": {},
+            "cache_implementation": "static",
+        },
         {"_name_or_path": "me/x", "_attn_implementation": "eager"},
     ],
 )
@@ -397,7 +428,14 @@ TEMPLATES = [{"a": "x"}, [{"name": "a", "template": "x"}]]
 KINDS: list[Any] = [
     *(-1, 0, 3, 2.5, 1e30, True),
     *TEXTS,
-    *(TOKEN, FLAGGED, {"content": ""}, {"content": 3}, {"content": "x", "lstrip": 3}, {"lstrip": True}),
+    *(
+        TOKEN,
+        FLAGGED,
+        {"content": ""},
+        {"content": 3},
+        {"content": "x", "lstrip": 3},
+        {"lstrip": True},
+    ),
     *({}, NUMBERED, NAMED, NEGATIVE, {"7": "x"}, {"7": {}}, {"a": 1}),
     *TEMPLATES,
     *([], ["x"], [3], [[]], [{"a": 1}], ["input_ids"], ["input_ids", 3], [TOKEN]),
@@ -435,7 +473,9 @@ OF_TOKENIZERS = {
 
 
 @pytest.mark.parametrize("file", OF_TOKENIZERS)
-def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(file: str, damaged: Damaged) -> None:
+def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(
+    file: str, damaged: Damaged
+) -> None:
     for name, (needed, right) in OF_TOKENIZERS[file].items():
         folder = damaged(name=name)
         if not (folder / file).exists():
@@ -470,7 +510,10 @@ def test_harmless_field_changes_no_token(
     tokenizer, *_ = load_tokenizers(folder)
     saved = tmp_path / "saved"
     save_tokenizers(saved, tokenizer)
-    ids = [load_tokenizers(each)[0](["one two three", "three </s> two"]).input_ids for each in (good, folder, saved)]
+    ids = [
+        load_tokenizers(each)[0](["one two three", "three </s> two"]).input_ids
+        for each in (good, folder, saved)
+    ]
     assert ids == [ids[0]] * 3
 
 
@@ -490,7 +533,9 @@ def test_special_tokens_of_the_model_are_those_of_its_tokenizers(
     right = {"pad_token": "token 1, <pad>", "eos_token": "token 2, </s>"}[name]
     fields(f"{side}tokenizer_config.json", **{name: "<unk>"})(folder)
     line = error_of(Translator.from_pretrained, folder, "cpu")
-    assert line.startswith(f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay")
+    assert line.startswith(
+        f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay"
+    )
 
 
 PARTS = {
@@ -516,7 +561,9 @@ def test_part_of_a_tokenizer_of_a_wrong_type_is_named(name: str, damaged: Damage
     folder = damaged()
     for value in WRONG_PARTS[needed]:
         fields("tokenizer.json", **{name: value})(folder)
-        with pytest.raises(Exception, match="did not match|expected|missing"):  # the library refuses it, too
+        with pytest.raises(
+            Exception, match="did not match|expected|missing"
+        ):  # the library refuses it, too
             Tokenizer.from_file(str(folder / "tokenizer.json"))
         line = error_of(load_tokenizers, folder)
         assert line.startswith(f"{folder / 'tokenizer.json'}: {name}=")
@@ -557,8 +604,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_refuse_every_damage_in_one_line(name, tmp_path, damaged, command, bounded_memory, monkeypatch):
-    monkeypatch.setattr("uvicorn.Server.run", lambda *_: None)  # a server that starts would never end
+def test_commands_refuse_every_damage_in_one_line(
+    name, tmp_path, damaged, command, bounded_memory, monkeypatch
+):
+    monkeypatch.setattr(
+        "uvicorn.Server.run", lambda *_: None
+    )  # a server that starts would never end
     for text in ("text", "text.de"):
         (tmp_path / text).write_text("one\n")
     new = tmp_path / "new"

@@ -74,11 +74,20 @@ IDS = torch.tensor([[5, 6, 2]])
         ({"decoder_input_ids": torch.tensor([[5, 99, 2]])}, "decoder_input_ids .*99"),
         ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, r"input_ids .*\(0, 3\)"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"input_ids .*\(1, 0\)"),
-        ({"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, r"decoder_input_ids .*\(1, 0\)"),
+        (
+            {"decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)},
+            r"decoder_input_ids .*\(1, 0\)",
+        ),
         ({"attention_mask": torch.ones(1, 4)}, r"attention_mask .*\(1, 4\).*\(1, 3\)"),
         ({"attention_mask": torch.ones(2, 3)}, r"attention_mask .*\(2, 3\).*\(1, 3\)"),
-        ({"decoder_attention_mask": torch.ones(1, 2)}, r"decoder_attention_mask .*\(1, 2\).*\(1, 3\)"),
-        ({"decoder_attention_mask": torch.ones(1, 1, 3, 4)}, r"decoder_attention_mask .*4 keys, but there are 3"),
+        (
+            {"decoder_attention_mask": torch.ones(1, 2)},
+            r"decoder_attention_mask .*\(1, 2\).*\(1, 3\)",
+        ),
+        (
+            {"decoder_attention_mask": torch.ones(1, 1, 3, 4)},
+            r"decoder_attention_mask .*4 keys, but there are 3",
+        ),
         ({"input_ids": None}, "input_ids.*inputs_embeds"),
         ({"inputs_embeds": torch.ones(1, 3, 32)}, "input_ids.*inputs_embeds"),
         ({"decoder_input_ids": None}, "decoder_input_ids|decoder"),
@@ -151,7 +160,8 @@ def test_dropout_is_active_in_training_only(field: str, backend: str) -> None:
 
 
 @pytest.mark.skipif(
-    not hasattr(OutputRecorder, "num_hidden_layers_key"), reason="this transformers gives all hidden states or none"
+    not hasattr(OutputRecorder, "num_hidden_layers_key"),
+    reason="this transformers gives all hidden states or none",
 )
 @torch.no_grad()
 def test_hidden_states_accept_negative_indices_per_stack() -> None:
@@ -186,14 +196,18 @@ def test_initialisation_has_documented_scales(share: bool, tie: bool) -> None:
             assert weight.std().item() == pytest.approx(64**-0.5, rel=0.1), name
             assert weight.mean().abs().item() < 5 * 64**-0.5 / math.sqrt(weight.numel()), name
         elif isinstance(module, torch.nn.Linear):
-            bound = 0.25 * math.sqrt(6 / sum(weight.shape))  # Glorot & Bengio 2010, at the gain that the model states
+            bound = 0.25 * math.sqrt(
+                6 / sum(weight.shape)
+            )  # Glorot & Bengio 2010, at the gain that the model states
             assert 0.95 * bound < weight.abs().max().item() <= bound, name
             assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1), name
             assert (module.bias == 0).all(), name
 
 
 def test_initial_logits_have_unit_variance() -> None:
-    model = VanillaTransformerForConditionalGeneration(tiny_config(d_model=128, vocab_size=500)).eval()
+    model = VanillaTransformerForConditionalGeneration(
+        tiny_config(d_model=128, vocab_size=500)
+    ).eval()
     batch = translation_batch([20] * 4, [20] * 4, vocab_size=500)
     assert model(**batch).logits.std().item() == pytest.approx(1.0, abs=0.35)
 
@@ -240,7 +254,9 @@ def test_save_and_load_keep_the_tied_weights(
     model = tiny_model(**tying(share, tie, **fields))
     batch = translation_batch([7, 4], [5, 3], vocab_size=31)
     model.save_pretrained(tmp_path)
-    loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = VanillaTransformerForConditionalGeneration.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
     assert not any(info.values()), info
     assert loaded.eval()(**batch).logits.equal(model(**batch).logits)
 
@@ -359,7 +375,11 @@ def test_resize_decoder_token_embeddings_refuses_a_shared_matrix() -> None:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize(
     "model_class",
-    [VanillaTransformerModel, VanillaTransformerEncoderModel, VanillaTransformerForSequenceClassification],
+    [
+        VanillaTransformerModel,
+        VanillaTransformerEncoderModel,
+        VanillaTransformerForSequenceClassification,
+    ],
 )
 def test_resize_token_embeddings_without_an_output_layer(model_class, share, tmp_path):
     model = randomise(model_class(tiny_config(share_encoder_decoder_embeddings=share))).eval()

@@ -43,7 +43,9 @@ class PretendedMps(TorchDispatchMode):
 
         patch.setattr(Tensor, "cpu", cpu)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
         results = func(*args, **(kwargs or {}))
         inputs = tensors_in((args, kwargs))
         outputs = tensors_in(results)
@@ -67,7 +69,9 @@ def mps(monkeypatch: pytest.MonkeyPatch) -> PretendedMps:
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
-    folder = save_model(tmp_path_factory.mktemp("model"), ["two hundred and one", "zweihunderteins"] * 3)
+    folder = save_model(
+        tmp_path_factory.mktemp("model"), ["two hundred and one", "zweihunderteins"] * 3
+    )
     return Translator.from_pretrained(folder, device="cpu", dtype="float32")
 
 
@@ -110,10 +114,14 @@ DECODERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", DECODERS, ids=str)
-def test_decoders_have_no_float64(settings: dict[str, Any], mps: PretendedMps, translator: Translator) -> None:
+def test_decoders_have_no_float64(
+    settings: dict[str, Any], mps: PretendedMps, translator: Translator
+) -> None:
     batch = translator.source_tokenizer(["two hundred"], return_tensors="pt")
     with mps:
-        translator.model.generate(**batch, max_new_tokens=4, return_dict_in_generate=True, **settings)
+        translator.model.generate(
+            **batch, max_new_tokens=4, return_dict_in_generate=True, **settings
+        )
 
 
 def test_translator_has_no_float64(mps: PretendedMps, translator: Translator) -> None:
@@ -139,11 +147,15 @@ class OnMps(Tensor):
 
 
 @pytest.mark.parametrize("layout", ["sinusoidal", "sinusoidal_split", "sinusoidal_fairseq"])
-def test_sinusoids_on_mps_have_no_float64(layout: str, mps: PretendedMps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinusoids_on_mps_have_no_float64(
+    layout: str, mps: PretendedMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     positions = torch.arange(9)[None]
     expected = sinusoidal_positions(positions, 8, layout)
     for make in (torch.arange, torch.linspace):
-        monkeypatch.setattr(torch, make.__name__, lambda *sizes, make=make, device, **named: make(*sizes, **named))
+        monkeypatch.setattr(
+            torch, make.__name__, lambda *sizes, make=make, device, **named: make(*sizes, **named)
+        )
     mps.allowed = set()
     with mps:
         actual = sinusoidal_positions(positions.as_subclass(OnMps), 8, layout)

@@ -56,4 +56,6 @@ def test_normaliser_of_no_use_is_refused_with_the_reason() -> None:
     for references in ([], ["a", "b!"]):
         check_normalizer(references, form)
     check_normalizer(["a?"], None)
-    assert error_of(normal_form, "a", len).startswith("normalize: it returned 1, neither a text nor None")
+    assert error_of(normal_form, "a", len).startswith(
+        "normalize: it returned 1, neither a text nor None"
+    )

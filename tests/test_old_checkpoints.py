@@ -54,8 +54,18 @@ def record(version: str) -> None:
     tokenizer = train_tokenizer(["two hundred and thirty-four"] * 3, vocab_size=270)
     for layout, fields in LAYOUTS.items():
         folder = FOLDER / version / layout
-        small = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
-        small |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6, "vocab_size": 270}
+        small = {
+            "d_model": 8,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+        }
+        small |= {
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 6,
+            "decoder_ffn_dim": 6,
+            "vocab_size": 270,
+        }
         model = tiny_model(**small, **fields)
         model.save_pretrained(folder)
         save_tokenizers(folder, tokenizer)

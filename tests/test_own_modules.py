@@ -45,7 +45,9 @@ def test_layers_may_be_removed_and_shared(change: Callable[[nn.ModuleList], None
 class MeanOfThePast(nn.Module):
     """Attention with equal weights, which knows no cache."""
 
-    def forward(self, x: Tensor, source: Any = None, mask: Any = None, **kwargs: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, x: Tensor, source: Any = None, mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
         counts = torch.arange(1, x.shape[1] + 1)[:, None]
         return x.cumsum(dim=1) / counts, None
 
@@ -187,7 +189,9 @@ def test_eager_attention_computes_in_double_precision() -> None:
         ("attention_mask", (1, 1, 1), "attention_mask has shape (1, 1, 1)"),
     ],
 )
-def test_shapes_that_torch_would_repeat_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+def test_shapes_that_torch_would_repeat_are_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
     token = torch.tensor([[5]])
     inputs = {"input_ids": token, "decoder_input_ids": token, name: torch.ones(shape)}
     if name == "inputs_embeds":

@@ -12,7 +12,13 @@ from tests.model_helpers import randomise
 from tests.serving_helpers import CORPUS, echo_folder, echo_translator
 from tests.trainer_helpers import as_flags, write_pairs
 
-SETTINGS = {"max_steps": 8, "save_steps": 4, "generation_max_length": 5, "disable_tqdm": True, "use_cpu": True}
+SETTINGS = {
+    "max_steps": 8,
+    "save_steps": 4,
+    "generation_max_length": 5,
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
 
 # A process of its own, which SIGBUS may end.
 FIRST_LINES = """
@@ -156,13 +162,19 @@ def test_loaded_weights_do_not_follow_their_files(python: Interpreter, folders: 
     succeed(python, LOADED, *folders, *(["int8"] if has_int8 else []))
 
 
-def test_server_answers_the_same_without_its_folder(python: Interpreter, folders: list[str]) -> None:
+def test_server_answers_the_same_without_its_folder(
+    python: Interpreter, folders: list[str]
+) -> None:
     pytest.importorskip("fastapi", reason="needs the extra `serve`")
     succeed(python, SERVED, *folders)
 
 
-def test_fine_tuning_ends_the_same_without_its_base(python: Interpreter, folders: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason="needs the extra `lora`, with which weights of the base stay as they are")
+def test_fine_tuning_ends_the_same_without_its_base(
+    python: Interpreter, folders: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip(
+        "peft", reason="needs the extra `lora`, with which weights of the base stay as they are"
+    )
     text = write_pairs(tmp_path / "text", list(zip(CORPUS, reversed(CORPUS), strict=True)))
     flags = as_flags({**text, "model_name_or_path": folders[0], "lora_r": 2, **SETTINGS})
     succeed(python, TRAINED, *folders, *flags)

@@ -12,7 +12,10 @@ from hf_vanilla_transformer.attention_vanilla_transformer import (
     VanillaTransformerAttention,
     eager_attention_forward,
 )
-from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
+from hf_vanilla_transformer.configuration_vanilla_transformer import (
+    LAYER_NORM_POSITIONS,
+    POSITION_ENCODING_TYPES,
+)
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerEncoderLayer,
     dropout,
@@ -20,7 +23,15 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
 )
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
 from hf_vanilla_transformer.masks_vanilla_transformer import token_positions
-from tests.model_helpers import assert_near, gradients, padded, randomise, sentences, tiny_config, tiny_model
+from tests.model_helpers import (
+    assert_near,
+    gradients,
+    padded,
+    randomise,
+    sentences,
+    tiny_config,
+    tiny_model,
+)
 from tests.paper import (
     paper_add_and_norm,
     paper_attention,
@@ -48,7 +59,12 @@ def assert_as_paper(
 
 @pytest.mark.parametrize(
     ("layout", "d_model"),
-    [(layout, size) for layout in LAYOUTS for size in (1, 2, 4, 5, 8, 9, 512) if layout != FAIRSEQ or size > 2],
+    [
+        (layout, size)
+        for layout in LAYOUTS
+        for size in (1, 2, 4, 5, 8, 9, 512)
+        if layout != FAIRSEQ or size > 2
+    ],
 )
 def test_sinusoidal_positions_match_the_paper(layout: str, d_model: int) -> None:
     positions = [0, 1, 2, 17, 999, 5000, 1_000_000]
@@ -128,7 +144,9 @@ def test_multi_head_attention_matches_the_paper(backend, bias, head_dim, value_h
         value_head_dim=value_head_dim,
     )
     config._attn_implementation = backend
-    attention = randomise(VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)).eval()
+    attention = randomise(
+        VanillaTransformerAttention(config, 4, is_causal=False, layer_idx=0)
+    ).eval()
     assert (attention.q_proj.bias is not None) == bias
     w = {f"a.{name}": value for name, value in weights_of(attention).items()}
     x = torch.randn(2, 3, 32)
@@ -270,7 +288,9 @@ def test_embedding_scale_is_sqrt_d_model(scaled: bool, factor: float) -> None:
     positions = torch.arange(3)[None]
     encoder = tiny_model(scale_embedding=scaled).model.encoder
     embedded = encoder.embed(encoder.look_up(ids, None), positions)
-    expected = encoder.embed_tokens.weight[ids].double() * factor + sinusoidal_positions(positions, 32)
+    expected = encoder.embed_tokens.weight[ids].double() * factor + sinusoidal_positions(
+        positions, 32
+    )
     assert_near(embedded, expected, 1e-6)
 
 

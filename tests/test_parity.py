@@ -44,7 +44,9 @@ def marian_fields(seed: int) -> dict[str, Any]:
 
 
 def fsmt_fields(seed: int) -> dict[str, Any]:
-    return random_fields(seed, [(True, True), (False, False)], position_encoding_type=["sinusoidal_fairseq"])
+    return random_fields(
+        seed, [(True, True), (False, False)], position_encoding_type=["sinusoidal_fairseq"]
+    )
 
 
 def m2m_100_fields(seed: int) -> dict[str, Any]:
@@ -72,7 +74,9 @@ def compare(name: str, seed: int, backend: str) -> dict[str, dict[str, float]]:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, (_, seeds, _) in PEERS.items() for seed in seeds])
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name, (_, seeds, _) in PEERS.items() for seed in seeds]
+)
 def test_parity_with_other_implementations(name: str, seed: int, backend: str) -> None:
     assert_parity(compare(name, seed, backend))
 

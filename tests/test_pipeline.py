@@ -102,7 +102,9 @@ def test_pipeline_returns_n_best_with_scores(translate):
 def test_generate_arguments_in_constructor_and_call(folder, translate):
     (greedy,) = translate(SENTENCES[0], num_beams=1)
     assert "score" not in greedy  # nothing was compared
-    built = pipeline(model=str(folder), pipeline_class=TranslationPipeline, device="cpu", num_beams=1)
+    built = pipeline(
+        model=str(folder), pipeline_class=TranslationPipeline, device="cpu", num_beams=1
+    )
     assert built(SENTENCES[0]) == [greedy]
     short = translate(SENTENCES[0], max_new_tokens=2)
     batch = translate.tokenizer(SENTENCES[0], return_tensors="pt")

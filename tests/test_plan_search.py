@@ -10,7 +10,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import logging
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationConfig, plan_search
+from hf_vanilla_transformer.generation_vanilla_transformer import (
+    VanillaTransformerGenerationConfig,
+    plan_search,
+)
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.search_helpers import AS_DICT, LENGTHS, Model, by_transformers, source, varied_model
@@ -246,7 +249,9 @@ def test_generation_config_of_the_caller_causes_no_warning(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("beams", "says"), [(1, False), (2, True)])
-def test_warning_names_the_search_only_if_one_runs(warned: list[str], beams: int, says: bool) -> None:
+def test_warning_names_the_search_only_if_one_runs(
+    warned: list[str], beams: int, says: bool
+) -> None:
     """Also a rule that transformers' loop does not have."""
     model = varied_model()
     model.generation_config.beam_search_rule = "opennmt3"

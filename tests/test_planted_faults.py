@@ -95,7 +95,9 @@ def selection(fault: Fault) -> tuple[list[str], list[str]]:
 @pytest.mark.slow  # it pins source text: a rename must not break the fast tests
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_can_be_planted(name: str, repository: Path) -> None:
-    source = (repository / "hf_vanilla_transformer" / file_of(FAULTS[name])).read_text(encoding="utf-8")
+    source = (repository / "hf_vanilla_transformer" / file_of(FAULTS[name])).read_text(
+        encoding="utf-8"
+    )
     compile(plant(source, FAULTS[name]), name, "exec")
 
 
@@ -108,7 +110,11 @@ def test_fault_is_noticed(name: str, copy: Path, run_tests: RunTests) -> None:
     status, output = run_tests(copy, files + expression)
     # 1: a test failed. Anything else, errors of collection too, is a mistake in the fault.
     assert status == 1 and "error" not in output.splitlines()[-1], f"{status}: {output[-2000:]}"
-    print(next((line for line in output.splitlines() if line.startswith("FAILED")), "").split(" - ")[0])
+    print(
+        next((line for line in output.splitlines() if line.startswith("FAILED")), "").split(" - ")[
+            0
+        ]
+    )
 
 
 @pytest.mark.slow

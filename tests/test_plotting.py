@@ -9,11 +9,17 @@ from tests.model_helpers import error_of
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
 
-matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed; it comes with the extra 'plot'")
+matplotlib = pytest.importorskip(
+    "matplotlib", reason="matplotlib is not installed; it comes with the extra 'plot'"
+)
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("PDF", b"%PDF"), ("svg", b"<?xml")])
-def test_figure_file_has_the_format_of_its_suffix(tmp_path: Path, suffix: str, start: bytes) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("png", b"\x89PNG"), ("PDF", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_figure_file_has_the_format_of_its_suffix(
+    tmp_path: Path, suffix: str, start: bytes
+) -> None:
     path = tmp_path / f"a.{suffix}"
     with figure_file(path, figsize=(2, 1)) as figure:
         figure.subplots().plot([1, 2])
@@ -37,7 +43,9 @@ def test_format_that_matplotlib_cannot_write_is_refused() -> None:
     assert error.startswith("a.xyz: matplotlib cannot write this format: name it .png")
 
 
-def test_figure_file_restores_the_users_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_file_restores_the_users_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(matplotlib.rcParams, "backend", "TkAgg")
     before = dict(matplotlib.rcParams)
     with figure_file(tmp_path / "a.png"):

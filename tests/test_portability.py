@@ -23,13 +23,22 @@ from tests.trainer_helpers import TINY_RUN, as_flags
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vanilla_transformer"
-SOURCES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "scripts" / "vanilla_transformer_cli").rglob("*.py"))]
+SOURCES = [
+    *sorted(PACKAGE.rglob("*.py")),
+    *sorted((ROOT / "scripts" / "vanilla_transformer_cli").rglob("*.py")),
+]
 OWNER = PACKAGE / "utils" / "system_calls.py"
 
 # What every system has, and one of them does differently or refuses.
 DIFFERENT = {
     "ctypes": {"CDLL", "PyDLL"},  # a loaded library cannot be deleted on Windows
-    "multiprocessing": {"Pool", "Process", "get_all_start_methods", "get_context", "set_start_method"},
+    "multiprocessing": {
+        "Pool",
+        "Process",
+        "get_all_start_methods",
+        "get_context",
+        "set_start_method",
+    },
     "os": {"fsync", "kill", "link", "open", "rename", "replace", "symlink"},
     "tempfile": {"NamedTemporaryFile"},  # cannot be opened a second time on Windows
 }
@@ -38,10 +47,21 @@ DIFFERENT_METHODS = {"add_signal_handler", "hardlink_to", "rename", "symlink_to"
 ALLOWED = {"engine/c_kernels.py": {"ctypes.CDLL"}, "engine/c_compiler.py": {"ctypes.CDLL"}}
 
 # Calls with text: the position of the mode, and whether it is text without one.
-MODES = {"open": (1, True), "io.open": (1, True), "gzip.open": (1, False), ".open": (0, True), "os.fdopen": (1, True)}
+MODES = {
+    "open": (1, True),
+    "io.open": (1, True),
+    "gzip.open": (1, False),
+    ".open": (0, True),
+    "os.fdopen": (1, True),
+}
 BYTES = {"os.open"}
 TEXTS = {".read_text", ".write_text", "io.TextIOWrapper", "TextIOWrapper"}
-SUBPROCESSES = {"subprocess.run", "subprocess.Popen", "subprocess.check_output", "subprocess.check_call"}
+SUBPROCESSES = {
+    "subprocess.run",
+    "subprocess.Popen",
+    "subprocess.check_output",
+    "subprocess.check_call",
+}
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -122,7 +142,9 @@ class Source:
 
 def _is_text(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
-    if name not in MODES.keys() | TEXTS | SUBPROCESSES | BYTES and isinstance(call.func, ast.Attribute):
+    if name not in MODES.keys() | TEXTS | SUBPROCESSES | BYTES and isinstance(
+        call.func, ast.Attribute
+    ):
         name = f".{call.func.attr}"
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     if name in SUBPROCESSES:
@@ -186,7 +208,10 @@ def test_every_file_names_its_encoding(sources: dict[Path, Source]) -> None:
         ("import os as system\nsystem.fork()", "os.fork is not on win32"),
         ("import os\ngetattr(os, 'getuid')()", "os.getuid is not on win32"),
         ("import os\nos.O_DIRECTORY", "os.O_DIRECTORY is not on win32"),
-        ("import os\nos.process_cpu_count()", "os.process_cpu_count is not on linux"),  # Python 3.13
+        (
+            "import os\nos.process_cpu_count()",
+            "os.process_cpu_count is not on linux",
+        ),  # Python 3.13
         ("def f():\n    import resource", "resource is not on win32"),
         ("import fcntl", "fcntl is not on win32"),
         ("from pwd import getpwuid", "pwd is not on win32"),
@@ -194,7 +219,10 @@ def test_every_file_names_its_encoding(sources: dict[Path, Source]) -> None:
         ("from signal import SIGKILL", "signal.SIGKILL is not on win32"),
         ("import socket\nsocket.AF_UNIX", "socket.AF_UNIX is not on win32"),
         ("import os\nos.fsync(3)", "os.fsync is different"),
-        ("import multiprocessing as mp\nmp.get_context('fork')", "multiprocessing.get_context is different"),
+        (
+            "import multiprocessing as mp\nmp.get_context('fork')",
+            "multiprocessing.get_context is different",
+        ),
         ("from pathlib import Path\nPath('a').symlink_to('b')", ".symlink_to is different"),
     ],
 )
@@ -222,7 +250,9 @@ def test_planted_text_without_encoding_is_found(text: str) -> None:
     assert list(Source(text).unencoded())
     separator = "" if text.endswith("()") else ", "
     assert not list(Source(f"{text[:-1]}{separator}encoding='utf-8')").unencoded())
-    assert not list(Source("open('a', 'rb'), path.open('wb'), gzip.open('a'), subprocess.run(c)").unencoded())
+    assert not list(
+        Source("open('a', 'rb'), path.open('wb'), gzip.open('a'), subprocess.run(c)").unencoded()
+    )
 
 
 @needs_stubs
@@ -286,7 +316,9 @@ def free_port() -> int:
 def check_files(folder: Path) -> None:
     """Text is in UTF-8, no name is refused by Windows, and nothing temporary is left."""
     results = folder / "run"
-    assert {"checkpoint-3", "model.safetensors", "README.md"} <= {path.name for path in results.iterdir()}
+    assert {"checkpoint-3", "model.safetensors", "README.md"} <= {
+        path.name for path in results.iterdir()
+    }
     for path in folder.rglob("*"):
         assert not FORBIDDEN & set(path.name) and path.name not in (LOCK, STAGING_FOLDER)
         if path.suffix in {".json", ".md", ".py", ".txt"}:
@@ -306,7 +338,9 @@ def test_commands_end_well_as_on_windows(tmp_path: Path, monkeypatch: pytest.Mon
         pretend(patch, "win32")
         results = [run(command) for command in commands(tmp_path)]
         # No file there has such a name.
-        assert run(f"clean {tmp_path}/a.en {tmp_path}/a.de --output {tmp_path}/a:b {tmp_path}/NUL".split()) == [2]
+        assert run(
+            f"clean {tmp_path}/a.en {tmp_path}/a.de --output {tmp_path}/a:b {tmp_path}/NUL".split()
+        ) == [2]
     assert_end_well(results)
     assert "translatedText" in results[-1][1]
     printed = output.buffer.getvalue()  # type: ignore[attr-defined]
@@ -346,7 +380,11 @@ def statuses(
 @pytest.mark.skipif(sys.platform != "linux", reason="pretends another system than Linux")
 @pytest.mark.parametrize(
     ("system", "encoding"),
-    [*(("linux", each) for each in ("cp1252", "cp437", "ascii", "latin-1")), ("win32", "cp1252"), ("darwin", "ascii")],
+    [
+        *(("linux", each) for each in ("cp1252", "cp437", "ascii", "latin-1")),
+        ("win32", "cp1252"),
+        ("darwin", "ascii"),
+    ],
 )
 def test_commands_end_well_with_every_code_page(
     system: str,
@@ -362,7 +400,9 @@ def test_commands_end_well_with_every_code_page(
             line += ["--dataloader_num_workers", "1"]
     results, printed = statuses(system, lines, tmp_path, **locale)
     assert_end_well(results)
-    assert "zweihundert für ─".encode(encoding, "backslashreplace") in printed, "a sample translation"
+    assert "zweihundert für ─".encode(encoding, "backslashreplace") in printed, (
+        "a sample translation"
+    )
     check_files(tmp_path)
 
 

@@ -110,7 +110,9 @@ def batch_of(sizes: list[int], seed: int) -> dict[str, Tensor]:
     at_once=st.sampled_from([1, 1, 3]),
 )
 @torch.no_grad()
-def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, sizes, seed, at_once):
+def test_cached_decoding_equals_uncached_for_any_configuration(
+    backend, fields, sizes, seed, at_once
+):
     model = tiny_model(seed, attn_implementation=backend, **fields)
     batch = batch_of(sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
@@ -163,7 +165,9 @@ def test_outputs_do_not_depend_on_the_rest_of_the_batch(backend, fields, sizes, 
     seed=seeds,
     training=st.booleans(),
 )
-def test_attention_backends_agree(fields: dict[str, Any], sizes: list[int], seed: int, training: bool) -> None:
+def test_attention_backends_agree(
+    fields: dict[str, Any], sizes: list[int], seed: int, training: bool
+) -> None:
     batch = batch_of(sizes, seed)
 
     def numbers(backend: str) -> tuple[Tensor, dict[str, Tensor]]:

@@ -40,7 +40,8 @@ for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("torchao") is None, reason="torchao is not installed; it comes with the extra 'int8'"
+    importlib.util.find_spec("torchao") is None,
+    reason="torchao is not installed; it comes with the extra 'int8'",
 )
 @torch.no_grad()
 def test_int8_loads_translates_and_saves(tmp_path, python) -> None:

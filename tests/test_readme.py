@@ -19,7 +19,11 @@ from num2words import num2words
 
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
-from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
@@ -66,8 +70,13 @@ def commands(text: str) -> list[list[str]]:
         split = shlex.split(line, comments=True)
         for is_pipe, group in itertools.groupby(split, "|".__eq__):
             parts = [] if is_pipe else list(group)
-            end = next((index for index, part in enumerate(parts) if part in ("<", ">")), len(parts))
-            start = next((index for index, part in enumerate(parts) if not re.match(r"[A-Z0-9_]+=", part)), end)
+            end = next(
+                (index for index, part in enumerate(parts) if part in ("<", ">")), len(parts)
+            )
+            start = next(
+                (index for index, part in enumerate(parts) if not re.match(r"[A-Z0-9_]+=", part)),
+                end,
+            )
             found += [parts[start:end]] if parts[start:end] else []
     return found
 
@@ -148,7 +157,9 @@ SHOWN_BY_PYTHON = blocks(section(README, "Translate"), "text")
 def test_first_command_translates_a_sentence(capsys, monkeypatch):
     (_, sentence), translate = commands(section(README, "Quick start"))[3:5]
     assert translate == ["vanilla-transformer", *FIRST_COMMANDS[0]]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{sentence}\n".encode()), encoding="utf-8"))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(f"{sentence}\n".encode()), encoding="utf-8")
+    )
     with pytest.raises(SystemExit) as leaving:
         vanilla_transformer(FIRST_COMMANDS[0])
     assert leaving.value.code == 0
@@ -235,7 +246,13 @@ def test_python_of_no_other_document_is_left_out():
     cards = {f"hf_vanilla_transformer/models/{name}/README.md" for name in shipped_models()}
     # test_shipped_translator.py runs this
     everyday = "scripts/recipes/everyday/README.md"
-    assert with_python == {"README.md", "hf_vanilla_transformer/README.md", everyday, *cards, *guides}
+    assert with_python == {
+        "README.md",
+        "hf_vanilla_transformer/README.md",
+        everyday,
+        *cards,
+        *guides,
+    }
 
 
 class Parsed(BaseException):
@@ -304,7 +321,9 @@ def test_command_parses(command, parse, monkeypatch):
         extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", arguments[-1])
         assert arguments[:3] == ["install", "-c", "scripts/constraints.txt"] and extras is not None
         for extra in (extras[1] or "").split(","):
-            assert not extra or re.search(rf"^{extra} = \[", Path("pyproject.toml").read_text("utf-8"), re.M)
+            assert not extra or re.search(
+                rf"^{extra} = \[", Path("pyproject.toml").read_text("utf-8"), re.M
+            )
     elif executable == "vanilla-transformer":
         parse_subcommand(arguments, parse)
     elif executable == "accelerate":
@@ -324,7 +343,9 @@ def test_command_parses(command, parse, monkeypatch):
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_files_exist(name):
     text = DOCUMENTS[name]
-    named = re.findall(r"(?<![\w/.])(?:scripts|tests|hf_vanilla_transformer)/[\w/.]+\.(?:py|sh|yaml)", text)
+    named = re.findall(
+        r"(?<![\w/.])(?:scripts|tests|hf_vanilla_transformer)/[\w/.]+\.(?:py|sh|yaml)", text
+    )
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
@@ -332,7 +353,9 @@ def test_files_exist(name):
 def known_flags():
     """The flags of all commands, and the fields of recipes."""
     fields = {
-        each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
+        each.name
+        for group in (ModelArguments, DataArguments, RunArguments)
+        for each in dataclasses.fields(group)
     }
     folders = (PACKAGE, ROOT / "scripts", ROOT / "tests")
     sources = [path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")]
@@ -366,12 +389,16 @@ def test_benchmark_engines_exist():
 
 def test_recipes_are_all_described():
     recipes = {path.name for path in (ROOT / "scripts" / "recipes").glob("*.yaml")}
-    assert [name for name in sorted(recipes) if name not in DOCUMENTS["scripts/recipes/README.md"]] == []
+    assert [
+        name for name in sorted(recipes) if name not in DOCUMENTS["scripts/recipes/README.md"]
+    ] == []
 
 
 def test_formats_are_all_described():
     text = DOCUMENTS["hf_vanilla_transformer/interop/README.md"]
-    assert [name for name in (*IMPORT_FORMATS, *EXPORT_FORMATS) if f"| `{name}` |" not in text] == []
+    assert [
+        name for name in (*IMPORT_FORMATS, *EXPORT_FORMATS) if f"| `{name}` |" not in text
+    ] == []
 
 
 def test_names_in_the_table_of_sections_exist():

@@ -66,7 +66,9 @@ def test_bundle_has_a_file_for_each_role() -> None:
         VanillaTransformerForSequenceClassification,
     ],
 )
-def test_save_pretrained_writes_the_bundle(model_class: type[PreTrainedModel], tmp_path: Path) -> None:
+def test_save_pretrained_writes_the_bundle(
+    model_class: type[PreTrainedModel], tmp_path: Path
+) -> None:
     model_class(tiny_config()).save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == BUNDLE
     for name in BUNDLE:
@@ -74,7 +76,9 @@ def test_save_pretrained_writes_the_bundle(model_class: type[PreTrainedModel], t
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert config["auto_map"] == AUTO_MAP
     # `pipeline()` takes the only entry of the task, so that an encoder or a classifier must not have it.
-    assert ("custom_pipelines" in config) == (model_class is VanillaTransformerForConditionalGeneration)
+    assert ("custom_pipelines" in config) == (
+        model_class is VanillaTransformerForConditionalGeneration
+    )
     assert config["model_type"] == "vanilla_transformer"
 
 
@@ -144,7 +148,9 @@ def put_into_hub_cache(folder: Path, home: Path, name: str) -> None:
 @torch.no_grad()
 def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     model = varied_model(end=3.0, vocab_size=320, label_smoothing=0.1)
-    tokenizer = train_tokenizer(["two hundred and thirty-four", "zweihundertvierunddreißig"] * 9, vocab_size=320)
+    tokenizer = train_tokenizer(
+        ["two hundred and thirty-four", "zweihundertvierunddreißig"] * 9, vocab_size=320
+    )
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     save_tokenizers(folder, tokenizer)
@@ -156,12 +162,17 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     (tmp_path / "remote.py").write_text(WITHOUT_THE_PACKAGE + REMOTE, encoding="utf-8")
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "remote.py"]
-    paths = [(name, tmp_path / f"again-{i}", tmp_path / f"tensors-{i}") for i, name in enumerate((folder, repository))]
+    paths = [
+        (name, tmp_path / f"again-{i}", tmp_path / f"tensors-{i}")
+        for i, name in enumerate((folder, repository))
+    ]
     for name, again, tensors in paths:
         save_file(batch, tensors)
         command += [str(name), str(again), str(tensors)]
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
 
     outputs, logits = model.model(**batch), model(**batch).logits
@@ -175,12 +186,16 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
         # The package's engine and the bundle alone, in float32, give the same tokens.
         assert found["translations_1"].tolist() == greedy.tolist()
         assert found["translations_4"].tolist() == translated.sequences.tolist()
-        assert found["scores"].tolist() == pytest.approx(translated.sequences_scores.tolist(), abs=1e-5)
+        assert found["scores"].tolist() == pytest.approx(
+            translated.sequences_scores.tolist(), abs=1e-5
+        )
         assert found["logits"].equal(logits)
         torch.testing.assert_close(found["decoder"], logits)
         assert found["base"].equal(outputs.last_hidden_state)
         assert found["encoder"].equal(outputs.encoder_last_hidden_state)
-        assert found["tokens"].equal(tokenizer(["two hundred and thirty-four"], return_tensors="pt")["input_ids"])
+        assert found["tokens"].equal(
+            tokenizer(["two hundred and thirty-four"], return_tensors="pt")["input_ids"]
+        )
         # A checkpoint saved by remote code equals one saved by the package.
         assert {path.name for path in again.glob("*.py")} == BUNDLE
         before, after = (json.loads((each / "config.json").read_text()) for each in (folder, again))

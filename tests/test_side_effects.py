@@ -16,7 +16,9 @@ from tests.search_helpers import varied_model
 def registered() -> tuple[int, int]:
     """The hooks of the process that an engine registers."""
     modules, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
-    return len(modules._global_module_registration_hooks), len(optimizer._global_optimizer_post_hooks)
+    return len(modules._global_module_registration_hooks), len(
+        optimizer._global_optimizer_post_hooks
+    )
 
 
 def test_hooks_are_registered_with_the_first_engine_and_removed_with_the_last(
@@ -61,5 +63,7 @@ def test_modules_are_built_while_engines_come_and_go() -> None:
         return 80
 
     with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(optimize if number % 4 == 0 else build, number) for number in range(200)]
+        jobs = [
+            pool.submit(optimize if number % 4 == 0 else build, number) for number in range(200)
+        ]
         assert {job.result() for job in jobs} == {80}

@@ -103,7 +103,9 @@ def test_disk_offload_gives_the_same_results(
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("settings", [{}, {"low_cpu_mem_usage": True}, {"device_map": {"": "cpu"}}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"low_cpu_mem_usage": True}, {"device_map": {"": "cpu"}}], ids=str
+)
 def test_from_pretrained_in_half_precision(
     settings: dict[str, Any],
     dtype: torch.dtype,
@@ -145,7 +147,9 @@ def test_half_precision_is_close_to_float32(
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_half_precision_survives_masked_rows_and_large_scores(backend: str, dtype: torch.dtype) -> None:
+def test_half_precision_survives_masked_rows_and_large_scores(
+    backend: str, dtype: torch.dtype
+) -> None:
     # The lowest float16 is -65504: a mask of that size and a score of -16 together are minus infinity.
     model = tiny_model(attn_implementation=backend)
     with torch.no_grad():
@@ -217,7 +221,9 @@ def test_translation_models_survive_copy_and_pickle(
 
 
 def peft_library() -> Any:
-    return pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
+    return pytest.importorskip(
+        "peft", reason="PEFT is not installed; it comes with the extra 'dev'"
+    )
 
 
 def adapted(model: Model, **settings: Any) -> Any:
@@ -249,7 +255,10 @@ ADAPTED = {
     "query and value": ({}, {"target_modules": ["q_proj", "v_proj"], "task_type": "SEQ_2_SEQ_LM"}),
     "all-linear": ({"label_smoothing": 0.1}, {"target_modules": "all-linear"}),
     "all and lm_head": (UNTIED, {"target_modules": ALL_LINEAR, "task_type": "SEQ_2_SEQ_LM"}),
-    "lm_head trained whole": (UNTIED, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "lm_head trained whole": (
+        UNTIED,
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
     "embeddings": (mode(False, False), {"target_modules": ["q_proj", "embed_tokens"]}),
     "some tokens": ({}, {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6, 7]}),
 }
@@ -296,7 +305,9 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
     except ValueError as error:
         if "version of PEFT" not in str(error):
             raise
-        pytest.skip(f"transformers itself refuses this PEFT: {error}")  # 5.24 wants 0.22, which is not released
+        pytest.skip(
+            f"transformers itself refuses this PEFT: {error}"
+        )  # 5.24 wants 0.22, which is not released
     train_a_little(model)
     trained = logits_of(model)
     model.save_pretrained(tmp_path / "adapter")

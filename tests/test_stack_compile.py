@@ -193,7 +193,9 @@ def decode_step_by_step(
     return torch.cat(written, dim=1), torch.cat(logits[1:], dim=1)
 
 
-@pytest.mark.skipif(Version(torch.__version__) < Version("2.10"), reason="older torch compiles a second graph")
+@pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.10"), reason="older torch compiles a second graph"
+)
 @torch.no_grad()
 def test_decoding_with_a_static_cache_is_one_graph_for_all_steps() -> None:
     model = tiny_model(tie_word_embeddings=False)
@@ -235,7 +237,9 @@ def test_generate_compiles_once_for_all_steps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler"
+)
 def test_inductor_equals_eager() -> None:
     model = tiny_model(label_smoothing=0.1, **ONE_LAYER)
     compiled = torch.compile(model, fullgraph=True)
@@ -243,7 +247,9 @@ def test_inductor_equals_eager() -> None:
     with torch.no_grad():
         for source, target in lengths:
             batch = batch_of(source, target)
-            assert_near(compiled(**batch, use_cache=False).logits, model(**batch, use_cache=False).logits)
+            assert_near(
+                compiled(**batch, use_cache=False).logits, model(**batch, use_cache=False).logits
+            )
     model.train()
     for source, target in lengths:
         assert_trains_alike(compiled, model, batch_of(source, target))

@@ -19,7 +19,11 @@ from hf_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.training.run import argument_checks
 from hf_vanilla_transformer.training.run.argument_checks import check_size
 from hf_vanilla_transformer.training.run.report import _write
-from hf_vanilla_transformer.training.state.checkpoints import LOCK, move_into_place, one_run_at_a_time
+from hf_vanilla_transformer.training.state.checkpoints import (
+    LOCK,
+    move_into_place,
+    one_run_at_a_time,
+)
 from hf_vanilla_transformer.utils import system_calls
 from hf_vanilla_transformer.utils.errors import UserError
 
@@ -96,7 +100,9 @@ def test_checkpoint_is_synced_where_only_descriptors_for_writing_are(
     assert (tmp_path / "checkpoint-1" / "folder" / "tokens").read_bytes() == b"2"
 
 
-def test_folders_are_synced_where_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_synced_where_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     system_calls.sync_to_disk(tmp_path)
@@ -113,7 +119,9 @@ def test_run_ends_with_its_own_result_where_open_files_stay(tmp_path: Path) -> N
     assert not (tmp_path / "failed").exists()
 
 
-def test_lock_is_never_deleted_under_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_never_deleted_under_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that starts between the release of a lock and the deletion of its file would lose it."""
     lock, following = (FileLock(tmp_path / LOCK, timeout=0, is_singleton=False) for _ in range(2))
     lock.acquire()
@@ -130,7 +138,9 @@ def test_lock_is_never_deleted_under_the_next_run(tmp_path: Path, monkeypatch: p
     following.release()
 
 
-def test_replacing_waits_for_a_scanner_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_waits_for_a_scanner_of_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "new"
     target = tmp_path / "file"
     source.write_text("new")
@@ -148,7 +158,9 @@ def test_replacing_waits_for_a_scanner_of_windows(tmp_path: Path, monkeypatch: p
     assert not source.exists()
 
 
-def test_replacing_ends_if_the_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_ends_if_the_file_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
     def replace(*paths: Any) -> None:
@@ -178,14 +190,20 @@ def test_memory_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
         check_size(VanillaTransformerConfig(d_model=512, encoder_ffn_dim=2**40))
 
 
-def test_cores_are_counted_where_no_process_is_bound_to_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_counted_where_no_process_is_bound_to_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.delattr(os, "sched_getaffinity")
     assert system_calls.usable_cores() == {0, 1, 2}
 
 
-@pytest.mark.parametrize("methods", [["spawn"], ["spawn", "fork", "forkserver"], ["fork", "spawn", "forkserver"]])
-def test_processes_are_spawned_where_the_system_spawns(methods: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "methods", [["spawn"], ["spawn", "fork", "forkserver"], ["fork", "spawn", "forkserver"]]
+)
+def test_processes_are_spawned_where_the_system_spawns(
+    methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: methods)
     expected = "forkserver" if methods[0] == "fork" else "spawn"
     assert system_calls.process_context(__name__).get_start_method() == expected
@@ -205,7 +223,9 @@ INF = -1  # RLIM_INFINITY of Linux
         (INF, INF, 40, 40),
     ],
 )
-def test_limit_of_open_files_is_raised_as_far_as_permitted(limit, hard, wanted, allowed, monkeypatch):
+def test_limit_of_open_files_is_raised_as_far_as_permitted(
+    limit, hard, wanted, allowed, monkeypatch
+):
     resource = pytest.importorskip("resource")
     calls: list[Any] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, hard))
@@ -237,7 +257,10 @@ def test_limits_of_a_process_count_from_now(monkeypatch: pytest.MonkeyPatch) -> 
 def test_system_is_asked_for_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system_calls.ticks_per_second() == os.sysconf("SC_CLK_TCK")
     assert system_calls.open_files() == len(os.listdir("/dev/fd"))
-    assert system_calls.process_namespace() == f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    assert (
+        system_calls.process_namespace()
+        == f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    )
     for niceness in (-1, 0, 1):
         monkeypatch.setattr(
             os,

@@ -25,7 +25,9 @@ def test_hardware_names_cpu_cores_threads_and_gpus(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         assert describe_hardware() == f"Apple M4, {text}"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_name", ["NVIDIA H200", "NVIDIA T4", "NVIDIA H200"].__getitem__)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", ["NVIDIA H200", "NVIDIA T4", "NVIDIA H200"].__getitem__
+    )
     assert describe_hardware().endswith("; 2 x NVIDIA H200; 1 x NVIDIA T4")
 
 
@@ -34,7 +36,9 @@ def test_hardware_names_cpu_cores_threads_and_gpus(monkeypatch: pytest.MonkeyPat
     [None, "processor : 0\n", "model name :\nflags : fpu\n"],
     ids=["none", "arm", "blank"],
 )
-def test_cpu_without_a_model_name_is_that_of_the_platform(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_without_a_model_name_is_that_of_the_platform(
+    text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def read(path: Path, **settings: str) -> str:
         if text is None:
             raise FileNotFoundError(path)
@@ -46,7 +50,9 @@ def test_cpu_without_a_model_name_is_that_of_the_platform(text: str | None, monk
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     assert cpu_name() == "arm64"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "x\nmodel name\t:  AMD EPYC \nmodel name : other\n")
+    monkeypatch.setattr(
+        Path, "read_text", lambda *_, **__: "x\nmodel name\t:  AMD EPYC \nmodel name : other\n"
+    )
     assert cpu_name() == "AMD EPYC"
 
 

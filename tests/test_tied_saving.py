@@ -26,7 +26,9 @@ def logits(model: Any) -> torch.Tensor:
 
 def reloaded(model: Any, folder: Path, **state: Any) -> Any:
     model.save_pretrained(folder, **state)
-    again, info = VanillaTransformerForConditionalGeneration.from_pretrained(folder, output_loading_info=True)
+    again, info = VanillaTransformerForConditionalGeneration.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     return again
@@ -43,7 +45,9 @@ def reloaded(model: Any, folder: Path, **state: Any) -> Any:
     ],
     ids=["tie", "untie", "apart", "unchanged"],
 )
-def test_changed_tying_is_saved_whole(fields: dict[str, Any], changed: dict[str, bool], tmp_path: Path) -> None:
+def test_changed_tying_is_saved_whole(
+    fields: dict[str, Any], changed: dict[str, bool], tmp_path: Path
+) -> None:
     model = tiny_model(**fields)
     expected = logits(model)
     for name, value in changed.items():
@@ -88,7 +92,9 @@ def test_model_that_is_tied_later_is_saved_whole(name: str, tie: Any, tmp_path: 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
-@pytest.mark.parametrize("modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"])
+@pytest.mark.parametrize(
+    "modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"]
+)
 @pytest.mark.parametrize("way", ["merged", "unloaded", "modules_to_save", "state_dict"])
 def test_model_of_an_adapter_loads_as_it_was(fields, modules, way, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -16,12 +16,31 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    generation_vanilla_transformer,
+)
 from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.generation_vanilla_transformer import beam_search
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
-from tests.model_helpers import EOS, FIRST_WORD, PAD, SPECIAL_TOKENS, sentences, tiny_model, word_tokenizer
-from tests.trainer_helpers import DESCENT, QUIET, Rows, assert_same_model, flat, random_pairs, relative_error
+from tests.model_helpers import (
+    EOS,
+    FIRST_WORD,
+    PAD,
+    SPECIAL_TOKENS,
+    sentences,
+    tiny_model,
+    word_tokenizer,
+)
+from tests.trainer_helpers import (
+    DESCENT,
+    QUIET,
+    Rows,
+    assert_same_model,
+    flat,
+    random_pairs,
+    relative_error,
+)
 
 
 @pytest.fixture(scope="module")

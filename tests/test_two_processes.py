@@ -27,7 +27,9 @@ def two_processes(repository: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("smoothing", worker.SMOOTHINGS)
-def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_processes: Results, tmp_path: Path) -> None:
+def test_update_of_two_processes_equals_that_of_one(
+    smoothing: float, two_processes: Results, tmp_path: Path
+) -> None:
     expected, losses = worker.trained_update(smoothing, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
     for size, _ in worker.SPLITS:
@@ -55,7 +57,9 @@ def test_update_with_a_users_loss_is_the_same_in_two_processes(name, two_process
 
 @pytest.mark.parametrize("name", worker.FORMATS)
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
-def test_ddp_works_without_find_unused_parameters(share: bool, tie: bool, name: str, two_processes: Results) -> None:
+def test_ddp_works_without_find_unused_parameters(
+    share: bool, tie: bool, name: str, two_processes: Results
+) -> None:
     model = worker.tied_model(share, tie)
     expected = worker.descend(model, model, worker.FORMATS[name], slice(0, worker.SENTENCES))
     # bfloat16 has 8 bits of precision, and rounding depends on the batch

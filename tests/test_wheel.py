@@ -16,7 +16,17 @@ from vanilla_transformer_cli.parsing import installed_recipes
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), str(repository)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "-w",
+        str(folder),
+        str(repository),
+    ]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if built.returncode != 0 and "hatchling" in built.stderr:
         pytest.skip("pip cannot fetch hatchling, which builds the wheel")
@@ -31,11 +41,16 @@ def unpack(wheel: Path, folder: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def installed(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
+def installed(
+    folder: Path, *arguments: str, given: str | None = None
+) -> subprocess.CompletedProcess:
     """Run Python without a network, in an empty folder, with the package of `folder / "site"` alone."""
     empty = folder / "empty"
     empty.mkdir(exist_ok=True)
-    unreachable = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")}
+    unreachable = {
+        name: "http://127.0.0.1:9"
+        for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")
+    }
     own = {"PYTHONPATH": str(folder / "site"), "HF_HOME": str(folder / "home")}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -62,7 +77,9 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
         run = installed(tmp_path, "-m", "vanilla_transformer_cli", *arguments)
         assert run.returncode == 0, run.stderr
     # a recipe by its name, read from the wheel: the run begins and refuses the size
-    run = installed(tmp_path, "-m", "vanilla_transformer_cli", "train", "numbers_en_de", "--numbers_size", "0")
+    run = installed(
+        tmp_path, "-m", "vanilla_transformer_cli", "train", "numbers_en_de", "--numbers_size", "0"
+    )
     assert run.returncode == 2, run.stderr
     assert "numbers_size" in run.stderr
     assert "at least 1" in run.stderr
@@ -106,7 +123,9 @@ def test_installed_wheel_predicts_and_translates_offline(wheel: Path, tmp_path: 
         ("predict", "g2p_en", "kitten\nworld\n", "K IH T AH N\nW ER L D\n"),
         ("translate", "en_de", "Good morning!\n", "Guten Morgen!\n"),
     ):
-        run = installed(tmp_path, "-m", "vanilla_transformer_cli", command, "--model", model, given=given)
+        run = installed(
+            tmp_path, "-m", "vanilla_transformer_cli", command, "--model", model, given=given
+        )
         assert run.stdout == written, run.stderr
     script = (
         "import hf_vanilla_transformer, sys; from transformers import AutoModelForSeq2SeqLM; "

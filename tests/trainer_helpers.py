@@ -22,7 +22,15 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.trainer.objectives import consistency
-from tests.model_helpers import PAD, SMALL_SIZES, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
+from tests.model_helpers import (
+    PAD,
+    SMALL_SIZES,
+    SPECIAL_TOKENS,
+    padded,
+    sentences,
+    tiny_model,
+    word_tokenizer,
+)
 from tests.model_helpers import error_of as error_of
 
 Rows = list[dict[str, list[int]]]
@@ -159,7 +167,9 @@ def make_trainer(
         **settings: training arguments, and some arguments of the trainer.
     """
     others = {name: settings.pop(name) for name in ARGUMENTS_OF_TRAINER if name in settings}
-    arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
+    arguments = (
+        Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
+    )
     return kind(
         model=model or tiny_model(),
         args=arguments(output_dir=str(folder), **{**QUIET, **settings}),
@@ -213,7 +223,9 @@ class BadGradient(VanillaTransformerTrainer):
     update: int | None = 3  # from 0
     token: int | None = None
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
         loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
         due = self.update is None or self.state.global_step == self.update
         if due and (self.token is None or bool((inputs["input_ids"] == self.token).any())):

@@ -17,7 +17,15 @@ from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import TYING_MODES, tiny_model
-from tests.trainer_helpers import DESCENT, collate, consistency_update, everything_on, flat, random_pairs, trained
+from tests.trainer_helpers import (
+    DESCENT,
+    collate,
+    consistency_update,
+    everything_on,
+    flat,
+    random_pairs,
+    trained,
+)
 
 SENTENCES = 32
 PROCESSES = 2
@@ -84,7 +92,10 @@ def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGenera
 
 
 def descend(
-    model: VanillaTransformerForConditionalGeneration, wrapped: Callable, dtype: torch.dtype | None, share: slice
+    model: VanillaTransformerForConditionalGeneration,
+    wrapped: Callable,
+    dtype: torch.dtype | None,
+    share: slice,
 ) -> Tensor:
     """The change of the weights after a few updates in which `wrapped` reads the given sentences."""
     rows = random_pairs(SENTENCES)
@@ -108,7 +119,9 @@ def main(folder: Path) -> None:
     settings = {"ddp_find_unused_parameters": False, "ddp_backend": "gloo"}
     for smoothing in SMOOTHINGS:
         for size, steps in SPLITS:
-            results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
+            results["trainer", smoothing, size] = trained_update(
+                smoothing, size, steps, folder, **settings
+            )
     for method in CONSISTENCY:
         results["consistency", method] = consistency_update(method, 16, 1, folder, **settings)
     for size, steps in SPLITS:
@@ -122,7 +135,9 @@ def main(folder: Path) -> None:
     for share, tie in TYING_MODES:
         for name, dtype in FORMATS.items():
             model = tied_model(share, tie)
-            results["ddp", share, tie, name] = descend(model, DistributedDataParallel(model), dtype, own)
+            results["ddp", share, tie, name] = descend(
+                model, DistributedDataParallel(model), dtype, own
+            )
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -42,7 +42,9 @@ def texts_of(data, tokenizer, epoch):
     columns = []
     for side in ("input_ids", "labels"):
         assert all(row[side][-1] == tokenizer.eos_token_id for row in rows)
-        columns.append(tokenizer.batch_decode([row[side] for row in rows], skip_special_tokens=True))
+        columns.append(
+            tokenizer.batch_decode([row[side] for row in rows], skip_special_tokens=True)
+        )
     return list(zip(*columns, strict=True))
 
 
@@ -76,7 +78,9 @@ def test_each_kind_has_its_probability(encoded, tokenizer):
     data = with_augmentation(encoded, tokenizer, augment=augment, seed=3)
     counts = Counter()
     for epoch in range(12):
-        counts.update(kind_of(*texts, line) for line, texts in enumerate(texts_of(data, tokenizer, epoch)))
+        counts.update(
+            kind_of(*texts, line) for line, texts in enumerate(texts_of(data, tokenizer, epoch))
+        )
     trials = 12 * ROWS
     for name, share in augment.items():
         deviation = (share * (1 - share) / trials) ** 0.5
@@ -85,7 +89,9 @@ def test_each_kind_has_its_probability(encoded, tokenizer):
 
 def test_choice_depends_on_seed_epoch_and_line_alone(encoded, tokenizer):
     augment = dict.fromkeys(PERTURBATIONS, 0.1)
-    first, again, other = (with_augmentation(encoded, tokenizer, augment=augment, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        with_augmentation(encoded, tokenizer, augment=augment, seed=seed) for seed in (1, 1, 2)
+    )
     expected = [texts_of(first, tokenizer, epoch) for epoch in (0, 1)]
     assert [texts_of(again, tokenizer, epoch) for epoch in (1, 0)] == expected[::-1]
     assert texts_of(other, tokenizer, 0) != expected[0] != expected[1]

@@ -59,7 +59,10 @@ def test_ranks_share_updates_in_which_every_pair_occurs_once(
 ):
     plan = {"tokens_per_update": tokens_per_update, "batches_per_update": world_size}
     alone = sampler(pairs, max_tokens, epoch, **plan)
-    ranks = [sampler(pairs, max_tokens, epoch, world_size=world_size, rank=rank, **plan) for rank in range(world_size)]
+    ranks = [
+        sampler(pairs, max_tokens, epoch, world_size=world_size, rank=rank, **plan)
+        for rank in range(world_size)
+    ]
     assert sorted(chain(*chain(*alone))) == list(range(len(pairs)))
     for number, shares in enumerate(zip(*ranks, strict=True)):
         expected = sorted(chain(*alone.batches(number)))
@@ -168,8 +171,12 @@ def test_rounded_shape_is_the_smallest(pairs, source, target, unit):
         return shape[0] * (shape[1] + shape[2])
 
     shapes = product(*(range(size, size + unit) for size in (pairs, source, target)))
-    fitting = [shape for shape in shapes if shape[0] * shape[1] % unit == shape[0] * shape[2] % unit == 0]
-    assert rounded_shape(pairs, source, target, unit) == min(fitting, key=lambda shape: (places(shape), shape))
+    fitting = [
+        shape for shape in shapes if shape[0] * shape[1] % unit == shape[0] * shape[2] % unit == 0
+    ]
+    assert rounded_shape(pairs, source, target, unit) == min(
+        fitting, key=lambda shape: (places(shape), shape)
+    )
 
 
 @pytest.mark.parametrize(("unit", "shape"), [(1, (3, 3, 5)), (8, (4, 4, 6))])
@@ -239,7 +246,10 @@ class Grown(list):
 @FEW
 @given(lists(tuples(integers(1, 60), integers(1, 60)), min_size=1, max_size=60), integers(1, 200))
 def test_updates_of_grown_pairs_keep_the_limit(lengths, max_tokens):
-    rows = [{"input_ids": [row] * source, "labels": [row] * target} for row, (source, target) in enumerate(lengths)]
+    rows = [
+        {"input_ids": [row] * source, "labels": [row] * target}
+        for row, (source, target) in enumerate(lengths)
+    ]
     dataset = TokenBatchDataset(Grown(rows), max_tokens)
     numbers = list(range(len(lengths)))
     planned = [numbers[start : start + 9] for start in numbers[::9]]
@@ -253,7 +263,9 @@ def test_updates_of_grown_pairs_keep_the_limit(lengths, max_tokens):
 
 
 def test_dummy_pair_has_no_labels():
-    rows = [{"input_ids": [9] * size, "labels": [size] * (size + 1), "line": size} for size in range(50)]
+    rows = [
+        {"input_ids": [9] * size, "labels": [size] * (size + 1), "line": size} for size in range(50)
+    ]
     data = TokenBatchDataset(rows)
     ((first, second), (third,)) = data.__getitems__([[3, ~4], [5]])
     assert [first, third] == [rows[3], rows[5]]

@@ -158,7 +158,9 @@ def test_too_long_pairs_are_dropped_for_training_and_kept_for_evaluation(
         assert [row["line"] for row in data] == [line for line in range(1, 6) if line not in over]
     dropped = len(over)
     assert (report.seen, report.too_long, report.first_lines) == (5, dropped, over)
-    assert f"encoded {5 - dropped} of 5 pairs; dropped {dropped}: too long (line" in report.summary()
+    assert (
+        f"encoded {5 - dropped} of 5 pairs; dropped {dropped}: too long (line" in report.summary()
+    )
     rows, report = encoded(pairs, tokenizer, drop_too_long=False, **limits)
     assert len(rows) == 5
     assert "encoded 5 of 5 pairs; kept all the same" in report.summary()
@@ -180,7 +182,10 @@ def test_encoding_is_cached_until_the_tokenizer_changes(tmp_path, tokenizer, ger
     path = tmp_path / "x.jsonl"
     path.write_text('{"source": "one", "target": "eins"}\n')
     pairs, _ = load_pairs(path)
-    files = [encode_pairs(pairs, each, drop_too_long=True)[0].cache_files for each in (tokenizer, tokenizer, german)]
+    files = [
+        encode_pairs(pairs, each, drop_too_long=True)[0].cache_files
+        for each in (tokenizer, tokenizer, german)
+    ]
     assert files[0]
     assert files[0] == files[1] != files[2]
 
@@ -209,7 +214,9 @@ def test_blocks_of_several_workers_are_those_of_one(tmp_path, tokenizer, monkeyp
     assert lost.read_bytes() == contents[0][lost.name]
 
 
-def test_progress_is_told_without_bars_from_the_pairs_that_are_encoded_already(tmp_path, tokenizer, monkeypatch):
+def test_progress_is_told_without_bars_from_the_pairs_that_are_encoded_already(
+    tmp_path, tokenizer, monkeypatch
+):
     """The clock advances 100 seconds for each block of 200 pairs."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(encoded_blocks, "BLOCK", 200)

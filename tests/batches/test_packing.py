@@ -71,7 +71,9 @@ def without(batch: dict[str, Any], *names: str) -> dict[str, Any]:
 def loss_and_gradients(model: Any, loss: Tensor) -> Batch:
     model.zero_grad()
     loss.backward()
-    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    gradients = {
+        name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None
+    }
     return {"loss": loss.detach(), **gradients}
 
 
@@ -140,7 +142,9 @@ def test_positions_and_decoder_inputs_follow_from_segments(backend: str) -> None
     """Ids, labels and segments are enough: positions, the shift of labels and masks are made for each segment."""
     model = tiny_model(attn_implementation=backend).train().double()
     packed = PackedCollator(model.config, 32, 40)(ROWS[:23])
-    shifted = model.prepare_decoder_input_ids_from_labels(packed["labels"], packed["decoder_segment_ids"])
+    shifted = model.prepare_decoder_input_ids_from_labels(
+        packed["labels"], packed["decoder_segment_ids"]
+    )
     used = packed["decoder_segment_ids"] != 0
     assert shifted[used].equal(packed["decoder_input_ids"][used])
     batch = without(packed, "position_ids", "decoder_position_ids", "decoder_input_ids")
@@ -253,7 +257,9 @@ def test_packed_rows_serve_other_models(
     packed = PackedCollator(config, 32, 40)(ROWS[:23])
     before = model(**plain).loss
     assert_same_training(model, packed, plain, packed_forward)
-    assert model(**plain).loss.item() == pytest.approx(before.item(), rel=1e-12)  # positions are its own again
+    assert model(**plain).loss.item() == pytest.approx(
+        before.item(), rel=1e-12
+    )  # positions are its own again
 
 
 # Which pairs share a row
@@ -389,9 +395,13 @@ def test_number_of_updates_is_the_best_within_a_tenth_of_the_requested(most_rows
     for rows in (1, 9, 100, 333, 1000):
         for requested in (1, 10, 19, 64, 90, 100, 250, 2000):
             nearest = min(requested, rows)
-            allowed = [updates for updates in range(1, rows + 1) if 10 * abs(updates - nearest) <= nearest]
+            allowed = [
+                updates for updates in range(1, rows + 1) if 10 * abs(updates - nearest) <= nearest
+            ]
             chosen = even_updates(rows, requested, most_rows)
-            ranks = {updates: (empty_rows(rows, updates), abs(updates - nearest)) for updates in allowed}
+            ranks = {
+                updates: (empty_rows(rows, updates), abs(updates - nearest)) for updates in allowed
+            }
             assert ranks[chosen] == min(ranks.values())
 
 
@@ -430,7 +440,9 @@ def targets_of(batch: Batch) -> list[tuple[int, ...]]:
     """The labels of each pair, row by row."""
     targets = []
     for labels, segments in zip(batch["labels"], batch["decoder_segment_ids"], strict=True):
-        targets += [tuple(labels[segments == segment].tolist()) for segment in segments.unique() if segment]
+        targets += [
+            tuple(labels[segments == segment].tolist()) for segment in segments.unique() if segment
+        ]
     return targets
 
 
@@ -551,12 +563,16 @@ NATURAL = {
 }
 
 
-@pytest.mark.parametrize("plan", [{"max_tokens": 16_384}, {"max_tokens": 4_096, "tokens_per_update": 25_000}], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{"max_tokens": 16_384}, {"max_tokens": 4_096, "tokens_per_update": 25_000}], ids=str
+)
 @pytest.mark.parametrize("corpus", NATURAL)
 def test_natural_lengths_leave_few_places_free(corpus: str, plan: dict[str, int]) -> None:
     mean, deviation, longest, ratio = NATURAL[corpus]
     rng = default_rng(0)
-    source = rng.lognormal(np.log(mean) - deviation**2 / 2, deviation, 20_000).round().clip(1, longest)
+    source = (
+        rng.lognormal(np.log(mean) - deviation**2 / 2, deviation, 20_000).round().clip(1, longest)
+    )
     target = (source * 28 / 26 * np.exp(rng.normal(0, ratio, 20_000))).round().clip(1, longest)
     sampler = PackedBatchSampler(source.astype(int), target.astype(int), **plan)
     batches = sampler.updates * sampler.batches_of_update

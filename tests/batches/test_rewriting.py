@@ -46,7 +46,10 @@ def rewritten(tokenizer, rewrite, epoch=0, **settings):
 
 def texts_of(tokenizer, rows):
     names = ("input_ids", "labels")
-    return [tuple(tokenizer.decode(row[name], skip_special_tokens=True) for name in names) for row in rows]
+    return [
+        tuple(tokenizer.decode(row[name], skip_special_tokens=True) for name in names)
+        for row in rows
+    ]
 
 
 def test_both_sides_are_rewritten_together(tokenizer):
@@ -68,7 +71,9 @@ def test_one_side_is_rewritten(tokenizer):
 def test_rewriting_depends_on_seed_epoch_and_line_alone(tokenizer):
     first = list(rewritten(tokenizer, both_together, epoch=3))
     again = rewritten(tokenizer, both_together, epoch=3)
-    assert [again[row] for row in reversed(range(len(PAIRS)))] == first[::-1]  # as after resuming, in any order
+    assert [again[row] for row in reversed(range(len(PAIRS)))] == first[
+        ::-1
+    ]  # as after resuming, in any order
     assert list(rewritten(tokenizer, both_together, epoch=4)) != first
     assert list(rewritten(tokenizer, both_together, epoch=3, seed=1)) != first
 
@@ -94,5 +99,7 @@ def test_pairs_that_cannot_be_rewritten_stay_as_they_are(tokenizer, caplog):
 
 @pytest.mark.parametrize("result", [None, ("a", ""), ("a",), ("a", None)])
 def test_a_function_that_returns_no_pair_is_refused(tokenizer, result):
-    with pytest.raises(UserError, match="^rewrite: 40 of the first 40 pairs cannot be rewritten; line 1: "):
+    with pytest.raises(
+        UserError, match="^rewrite: 40 of the first 40 pairs cannot be rewritten; line 1: "
+    ):
         rewritten(tokenizer, lambda source, target, draw: result)

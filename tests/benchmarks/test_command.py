@@ -41,14 +41,19 @@ def test_decoding_figures_are_printed_and_written(run, folder, tmp_path):
     assert status == 0, errors
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["setting"]["beams"] for one in found["measurements"]] == [1, 4]
-    assert all("tok:none" in one["more"]["bleu_signature"] and one["seconds"] for one in found["measurements"])
+    assert all(
+        "tok:none" in one["more"]["bleu_signature"] and one["seconds"]
+        for one in found["measurements"]
+    )
     assert all(one["more"]["KV caches, MiB"] > 0 for one in found["measurements"])
     assert found["settings"]["threads"] == 1 and printed.count("| ours_fp32 |") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "reference", "source"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_benchmark_reports_the_finished_rounds(run, folder, tmp_path, monkeypatch, number):
+def test_interrupted_benchmark_reports_the_finished_rounds(
+    run, folder, tmp_path, monkeypatch, number
+):
     def compare(*_, **__):
         one = Measurement("ours_fp32", {"batch": 2, "beams": 1})
         one.add(2.0, 30, None)
@@ -76,7 +81,9 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, folder, tmp_path
         (("--output", "."), "error: output . is a folder"),
     ],
 )
-def test_wrong_arguments_are_refused_before_an_engine_starts(run, folder, tmp_path, monkeypatch, wrong, message):
+def test_wrong_arguments_are_refused_before_an_engine_starts(
+    run, folder, tmp_path, monkeypatch, wrong, message
+):
     def refuse(*_, **__):
         raise AssertionError("an engine was started")
 
@@ -97,7 +104,9 @@ def test_training_figures_are_printed_and_written(run, tmp_path):
     assert status == 0, errors
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["engine"] for one in found["measurements"]] == ["ours_fp32", "marian_bf16"]
-    assert all(len(one["rates"]) == 2 and one["tokens_per_second"] > 0 for one in found["measurements"])
+    assert all(
+        len(one["rates"]) == 2 and one["tokens_per_second"] > 0 for one in found["measurements"]
+    )
     assert found["settings"]["tokens"] == 30
     assert printed.count("| ours_fp32 |") == 1 and printed.count("| marian_bf16 |") == 1
 
@@ -113,7 +122,9 @@ def test_training_figures_are_printed_and_written(run, tmp_path):
         (("--output", "."), "error: output . is a folder"),
     ],
 )
-def test_wrong_training_arguments_are_refused_before_an_engine_starts(run, monkeypatch, wrong, message):
+def test_wrong_training_arguments_are_refused_before_an_engine_starts(
+    run, monkeypatch, wrong, message
+):
     def refuse(*_, **__):
         raise AssertionError("an engine was started")
 

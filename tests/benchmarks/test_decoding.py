@@ -41,7 +41,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_benchmark, "Worker", InProcessWorker)
 
 
-@pytest.mark.parametrize("peer", ["marian_fp32", "ctranslate2_fp32", "ours_workers_fp32", "ctranslate2_workers_fp32"])
+@pytest.mark.parametrize(
+    "peer", ["marian_fp32", "ctranslate2_fp32", "ours_workers_fp32", "ctranslate2_workers_fp32"]
+)
 def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer, monkeypatch):
     monkeypatch.setattr(workers, "MIN_SENTENCES", 1)
     if peer.startswith("ctranslate2"):
@@ -50,16 +52,25 @@ def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer
     settings = {"rounds": 2, "references": [*SENTENCES[1:], "x"], "tokenize": "none"}
     found = list(compare(folder, SENTENCES, engines, [1, 2], [1, 3], **settings))
     settings_of = [(*one.setting.values(), one.engine) for one in found]
-    assert settings_of == [(size, beams, engine) for size in (1, 2) for beams in (1, 3) for engine in engines]
+    assert settings_of == [
+        (size, beams, engine) for size in (1, 2) for beams in (1, 3) for engine in engines
+    ]
     expected = Translator.from_pretrained(folder, device="cpu")
     for one in found:
         assert (one.more["sentences"], len(one.seconds), one.more["same output"]) == (3, 2, 1.0)
-        texts = list(expected.translate(SENTENCES, num_beams=one.setting["beams"], length_penalty=1.0, batch_size=1))
+        texts = list(
+            expected.translate(
+                SENTENCES, num_beams=one.setting["beams"], length_penalty=1.0, batch_size=1
+            )
+        )
         assert one.more["BLEU"] == pytest.approx(
             sacrebleu.corpus_bleu(texts, [settings["references"]], tokenize="none").score
         )
         assert one.peak_mib > 50
-    assert len({tokens for one in found if one.setting["beams"] == 3 for tokens in one.target_tokens}) == 1
+    assert (
+        len({tokens for one in found if one.setting["beams"] == 3 for tokens in one.target_tokens})
+        == 1
+    )
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -70,13 +81,23 @@ def test_engines_take_a_shortlist(folder, tmp_path, monkeypatch, beams):
     source, target = load_tokenizers(folder)
     ids, path, translations = source(SENTENCES)["input_ids"], tmp_path / "shortlist", []
     for name in ("ours_fp32", "ours_workers_fp32", "ctranslate2_fp32"):
-        usual = {token for row in make_engine(name, folder, tmp_path).translate(ids, 2, beams) for token in row}
+        usual = {
+            token
+            for row in make_engine(name, folder, tmp_path).translate(ids, 2, beams)
+            for token in row
+        }
         others = set(range(20, len(target))) - usual
-        path.write_text(f"\t{' '.join(target.convert_ids_to_tokens(sorted(others)))}\n", encoding="utf-8")
+        path.write_text(
+            f"\t{' '.join(target.convert_ids_to_tokens(sorted(others)))}\n", encoding="utf-8"
+        )
         translations.append(make_engine(name, folder, tmp_path, str(path)).translate(ids, 2, beams))
-        assert {token for row in translations[-1] for token in row} <= others | {target.eos_token_id}
+        assert {token for row in translations[-1] for token in row} <= others | {
+            target.eos_token_id
+        }
     assert any(map(len, translations[0])) and translations[0] == translations[1] == translations[2]
-    assert error_of(lambda: make_engine("marian_fp32", folder, tmp_path, str(path))).startswith("shortlist: ")
+    assert error_of(lambda: make_engine("marian_fp32", folder, tmp_path, str(path))).startswith(
+        "shortlist: "
+    )
 
 
 def make_engine(name: str, folder: Path, work: Path, shortlist: str | None = None) -> Any:
@@ -93,28 +114,50 @@ def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -
     longest = source["input_ids"].shape[1]
     cache = (
         to_marian(translator.model)
-        .generate(**source, num_beams=8, length_penalty=1.0, max_new_tokens=longest + 50, return_dict_in_generate=True)
+        .generate(
+            **source,
+            num_beams=8,
+            length_penalty=1.0,
+            max_new_tokens=longest + 50,
+            return_dict_in_generate=True,
+        )
         .past_key_values
     )
     layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
-    assert sizes["marian_fp32"] == sum(layer.keys.numel() + layer.values.numel() for layer in layers) * 4
-    bytes_per_token = sum(layer.keys[0, :, 0].numel() * 2 for layer in cache.cross_attention_cache.layers) * 4
+    assert (
+        sizes["marian_fp32"]
+        == sum(layer.keys.numel() + layer.values.numel() for layer in layers) * 4
+    )
+    bytes_per_token = (
+        sum(layer.keys[0, :, 0].numel() * 2 for layer in cache.cross_attention_cache.layers) * 4
+    )
     written = cache.self_attention_cache.get_seq_length()
     # keys and values of each source once, not once per beam, and those of the targets
-    assert len(SENTENCES) * longest * bytes_per_token <= sizes["ours_fp32"] < sizes["marian_fp32"] / 2
+    assert (
+        len(SENTENCES) * longest * bytes_per_token <= sizes["ours_fp32"] < sizes["marian_fp32"] / 2
+    )
     assert written > 1
 
 
 def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_process: None) -> None:
-    found = list(compare(folder, SENTENCES, ["ours_fp32"], [1, 2], [1], 1, limit_single=2, references=SENTENCES))
-    assert [(one.more["sentences"], "BLEU" not in one.more) for one in found] == [(2, True), (3, False)]
+    found = list(
+        compare(
+            folder, SENTENCES, ["ours_fp32"], [1, 2], [1], 1, limit_single=2, references=SENTENCES
+        )
+    )
+    assert [(one.more["sentences"], "BLEU" not in one.more) for one in found] == [
+        (2, True),
+        (3, False),
+    ]
 
 
 def test_worker_that_died_while_it_waited_is_reported() -> None:
     """A BrokenPipeError would end the command without a word, as if its reader had gone."""
     teams = Teams()
     teams.add("ours_fp32", [dead_worker()])
-    assert error_of(teams.ask, "ours_fp32", "translate").startswith("engines: ours_fp32: its process died")
+    assert error_of(teams.ask, "ours_fp32", "translate").startswith(
+        "engines: ours_fp32: its process died"
+    )
 
 
 def dead_worker() -> Worker:
@@ -130,9 +173,15 @@ def test_engine_that_fails_is_left_out(folder, one_process, monkeypatch, capsys)
     started = decoding_benchmark.Worker
 
     def start(serve: Any, engine: str, *made_from: Any, threads: int) -> Any:
-        return dead_worker() if engine == "marian_fp32" else started(serve, engine, *made_from, threads=threads)
+        return (
+            dead_worker()
+            if engine == "marian_fp32"
+            else started(serve, engine, *made_from, threads=threads)
+        )
 
     monkeypatch.setattr(decoding_benchmark, "Worker", start)
     found = list(compare(folder, SENTENCES, ["marian_fp32", "ours_fp32"], [2], [1, 3], 1))
     assert [(one.engine, one.more["same output"]) for one in found] == [("ours_fp32", 1.0)] * 2
-    assert capsys.readouterr().err.endswith("left out: marian_fp32: its process died; its message is above\n")
+    assert capsys.readouterr().err.endswith(
+        "left out: marian_fp32: its process died; its message is above\n"
+    )

@@ -18,7 +18,9 @@ Sections = dict[str, Callable[[], Iterator[dict]]]
 
 
 @pytest.mark.slow
-def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_measures_every_section_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu_check, "MINUTES", 60)  # of a busy machine
     monkeypatch.setattr(gpu_check, "LIMITS", dict.fromkeys(gpu_check.LIMITS, 3600))
     check = Check(tmp_path / "out", "cpu", quick=True)
@@ -26,13 +28,17 @@ def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path, monkeypatch: 
     assert list(found) == list(gpu_check.sections(check))
     for name, figures in found.items():
         assert "not measured" not in figures, (name, figures)
-        assert json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8")) == figures
+        assert (
+            json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8")) == figures
+        )
     ours = "ours_bf16, preset tiny, processes 1"
     assert found["training"][ours]["tokens_per_second"] > 0
     assert 0 < found["fixed"][ours]["share_of_peak_arithmetic"] < 1
     table = report(found)
     for section in ("decoding", "ctranslate2"):
-        assert table.count(f"| {section} |") == 8  # two engines, two batch sizes, two numbers of beams
+        assert (
+            table.count(f"| {section} |") == 8
+        )  # two engines, two batch sizes, two numbers of beams
     assert table.count("| kernels |") == len(gpu_check.OTHER_TRAINERS)
     assert table.count("| graphs |") == len(gpu_check.GRAPH_TRAINERS)
     assert found["loader"]["loader"]["tokens_per_second"] > 100_000
@@ -84,7 +90,9 @@ def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, sections: Sectio
     assert "| fixed | ours | 5 |" in " ".join(table.split())  # what there was before
 
 
-def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, sections: Sections) -> None:
+def test_figures_of_a_killed_check_are_there_and_it_goes_on(
+    tmp_path: Path, sections: Sections
+) -> None:
     figures = {"ours": {"tokens_per_second": 5.0}}
     machine = {"hardware": "a", "torch": "b"}
     killed = [True]
@@ -98,7 +106,9 @@ def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, sect
     sections |= {"machine": lambda: iter([machine]), "training": interrupted}
     with pytest.raises(KeyboardInterrupt):
         run(Check(tmp_path, "cpu"))
-    left = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")}
+    left = {
+        path.name: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")
+    }
     assert left["training.json"] == figures | {"unfinished": True}
     assert left["machine.json"].items() >= machine.items()
     killed.append(False)
@@ -113,7 +123,10 @@ def test_measurements_are_given_one_by_one_and_with_their_last_round() -> None:
             yield one
         ones[0].add(1.0, 10, None)
 
-    rates = [{name: one["rates"] for name, one in figures.items()} for figures in gpu_check._figures(measured())]
+    rates = [
+        {name: one["rates"] for name, one in figures.items()}
+        for figures in gpu_check._figures(measured())
+    ]
     first = {"ours, beams 1": [5.0]}
     assert rates == [
         first,

@@ -5,7 +5,9 @@ from typing import Any
 from scripts.benchmarks.report import Measurement, table
 
 
-def measurement(engine: str, setting: dict[str, int], rates: list[float], **more: Any) -> Measurement:
+def measurement(
+    engine: str, setting: dict[str, int], rates: list[float], **more: Any
+) -> Measurement:
     one = Measurement(engine, setting, more)
     for rate in rates:
         one.add(1000 / rate, 1000, 400.0 if engine.startswith("marian") else 100.0)
@@ -28,15 +30,25 @@ TRAINING = [
 
 
 def rows(measurements: list[Measurement]) -> list[dict[str, str]]:
-    head, _, *lines = ([cell.strip() for cell in line[1:-1].split("|")] for line in table(measurements).splitlines())
+    head, _, *lines = (
+        [cell.strip() for cell in line[1:-1].split("|")]
+        for line in table(measurements).splitlines()
+    )
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
 def test_table_compares_medians_in_the_same_precision_and_setting() -> None:
     found = rows(DECODING)
     assert [row["target tokens/s"] for row in found] == ["450", "900", "150", "500", "600", "600"]
-    assert found[0] | {"spread": "133%", "beams": "4", "BLEU": "40.00", "ours / this": ""} == found[0]
-    assert [row["ours / this"] for row in found[2:]] == ["3.00 (ours_fp32)", "1.80 (ours_bf16)", "", ""]
+    assert (
+        found[0] | {"spread": "133%", "beams": "4", "BLEU": "40.00", "ours / this": ""} == found[0]
+    )
+    assert [row["ours / this"] for row in found[2:]] == [
+        "3.00 (ours_fp32)",
+        "1.80 (ours_bf16)",
+        "",
+        "",
+    ]
     assert [row["ours / this, peak"] for row in found[2:]] == ["0.25", "1.00", "", ""]
 
 

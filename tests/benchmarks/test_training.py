@@ -9,7 +9,21 @@ from datasets import Dataset, load_from_disk
 from scripts.benchmarks import training as benchmark
 from scripts.benchmarks.training import BatchSizes, batch_sizes, prepare
 
-WORDS = ["a", "dog", "and", "two", "cats", "sleep", "in", "the", "snow", "while", "it", "is", "cold"]
+WORDS = [
+    "a",
+    "dog",
+    "and",
+    "two",
+    "cats",
+    "sleep",
+    "in",
+    "the",
+    "snow",
+    "while",
+    "it",
+    "is",
+    "cold",
+]
 PAIRS = [(" ".join(WORDS[: 1 + n % 11]), " ".join(reversed(WORDS[: 1 + n % 7]))) for n in range(60)]
 
 
@@ -54,7 +68,12 @@ def test_turns_of_an_epoch_count_all_tokens(prepared: tuple[Path, Dataset], engi
         "marian": -(-len(data) // sizes.pairs),
     }[engine.partition("_")[0]]
     ready, first, nothing, last = serve(
-        folder, engine, sizes, ("updates", (1,)), ("reset_peak_memory", ()), ("updates", (updates - 1,))
+        folder,
+        engine,
+        sizes,
+        ("updates", (1,)),
+        ("reset_peak_memory", ()),
+        ("updates", (updates - 1,)),
     )
     assert ready == "ready" and nothing is None
     labels, sources = (sum(len(row) for row in data[side]) for side in ("labels", "input_ids"))
@@ -68,10 +87,16 @@ def test_engines_have_the_same_loss(tmp_path: Path) -> None:
     data = prepare(tmp_path, None, None, ["tiny"], 300, 64, dropout=0.0)
     losses = []
     for engine in ("ours_fp32", "marian_fp32"):
-        trainer = benchmark.make_trainer(engine, tmp_path, "tiny", batch_sizes(data, 64, None, 1), "cpu")
-        batch = trainer.data_collator([{side: row[side] for side in ("input_ids", "labels")} for row in data])
+        trainer = benchmark.make_trainer(
+            engine, tmp_path, "tiny", batch_sizes(data, 64, None, 1), "cpu"
+        )
+        batch = trainer.data_collator(
+            [{side: row[side] for side in ("input_ids", "labels")} for row in data]
+        )
         tokens = batch["labels"].numel()
-        losses.append(trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=tokens).item())
+        losses.append(
+            trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=tokens).item()
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -84,17 +109,30 @@ def test_engines_have_the_same_dropout_and_optimizer(prepared: tuple[Path, Datas
     )
     assert ours.model.config.label_smoothing == marian.args.label_smoothing_factor == 0.1
     assert ours.model.config.dropout == marian.model.config.dropout == 0.3
-    for name in ("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "adam_beta2", "max_grad_norm", "bf16"):
+    for name in (
+        "optim",
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "adam_beta2",
+        "max_grad_norm",
+        "bf16",
+    ):
         assert getattr(ours.args, name) == getattr(marian.args, name), name
     assert grouped.args.bf16
 
 
-@pytest.mark.parametrize(("tokens_per_update", "processes"), [(None, 1), (None, 2), (400, 1), (400, 2)])
+@pytest.mark.parametrize(
+    ("tokens_per_update", "processes"), [(None, 1), (None, 2), (400, 1), (400, 2)]
+)
 def test_updates_of_transformers_trainer_have_as_many_pairs(prepared, tokens_per_update, processes):
     sizes = batch_sizes(prepared[1], 50, tokens_per_update, processes)
     pairs = sizes.pairs * sizes.accumulation * processes
     sampler = benchmark.TokenBatchSampler(
-        *benchmark.pair_lengths(prepared[1]), 50, tokens_per_update=tokens_per_update, batches_per_update=processes
+        *benchmark.pair_lengths(prepared[1]),
+        50,
+        tokens_per_update=tokens_per_update,
+        batches_per_update=processes,
     )
     ours = sum(len(batch) for batch in sampler.update(0)), len(prepared[1]) / len(sampler)
     assert pairs == pytest.approx(ours[1], rel=0.35), ours

@@ -92,7 +92,9 @@ class FusedTransformer(nn.Module):
         self.pos_emb = nn.Embedding(block_size, n_embd)
         self.encoder, self.decoder = (
             nn.ModuleDict({"blocks": blocks, "ln_f": nn.LayerNorm(n_embd)})
-            for blocks in stacks(n_layer, lambda decoder: GPTBlock(n_embd, n_head, d_ff, decoder, bug))
+            for blocks in stacks(
+                n_layer, lambda decoder: GPTBlock(n_embd, n_head, d_ff, decoder, bug)
+            )
         )
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
         self.lm_head.weight = self.tok_emb.weight
@@ -277,7 +279,9 @@ class SequenceFirst(nn.Module):
 
 
 class StackedTransformer(nn.Module):
-    def __init__(self, src_tokens, tgt_tokens, d_model, nhead, num_layers, dim_feedforward, max_len, bug=None):
+    def __init__(
+        self, src_tokens, tgt_tokens, d_model, nhead, num_layers, dim_feedforward, max_len, bug=None
+    ):
         super().__init__()
         settings = {
             "dim_feedforward": dim_feedforward,
@@ -365,9 +369,15 @@ class FlashTransformer(nn.Module):
     ):
         super().__init__()
         sizes = hidden_size, num_attention_heads, intermediate_size
-        encoder, decoder = stacks(num_hidden_layers, lambda decoder: FlashLayer(*sizes, decoder, bug))
-        self.encoder = nn.ModuleDict({"embedding": nn.Embedding(vocab_src, hidden_size), "layers": encoder})
-        self.decoder = nn.ModuleDict({"embedding": nn.Embedding(vocab_tgt, hidden_size), "layers": decoder})
+        encoder, decoder = stacks(
+            num_hidden_layers, lambda decoder: FlashLayer(*sizes, decoder, bug)
+        )
+        self.encoder = nn.ModuleDict(
+            {"embedding": nn.Embedding(vocab_src, hidden_size), "layers": encoder}
+        )
+        self.decoder = nn.ModuleDict(
+            {"embedding": nn.Embedding(vocab_tgt, hidden_size), "layers": decoder}
+        )
         self.unembed = nn.Linear(hidden_size, vocab_tgt, bias=False)
 
     def forward(self, input_ids, decoder_input_ids):

@@ -230,7 +230,9 @@ class Layer(nn.Module):
             self.src_attn = Heads(h, size)
         self.decoder = decoder
         self.bug = bug
-        self.feed_forward = nn.ModuleDict({"w_1": nn.Linear(size, d_ff), "w_2": nn.Linear(d_ff, size)})
+        self.feed_forward = nn.ModuleDict(
+            {"w_1": nn.Linear(size, d_ff), "w_2": nn.Linear(d_ff, size)}
+        )
         count = 3 if decoder else 2
         self.sublayer = nn.ModuleList([Sublayer(size, bug) for _ in range(count)])
 
@@ -421,7 +423,9 @@ class Side(nn.Module):
         self.word_embedding = nn.Embedding(vocab, embed_size)
         self.position_embedding = nn.Embedding(length, embed_size)
         kind = DecoderBlock if decoder else Block
-        self.layers = nn.ModuleList([kind(embed_size, heads, expansion, bug) for _ in range(layers)])
+        self.layers = nn.ModuleList(
+            [kind(embed_size, heads, expansion, bug) for _ in range(layers)]
+        )
         self.scale = 1 if bug == "embedding" else embed_size**0.5
         if decoder:
             self.fc_out = nn.Linear(embed_size, vocab)
@@ -483,5 +487,7 @@ STYLES = {
 
 class Strange(Transformer):
     def __init__(self, src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff):
-        super().__init__(src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff, 50, 0.0)
+        super().__init__(
+            src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff, 50, 0.0
+        )
         self.encoder_layers[1].norm1.register_forward_hook(lambda _, inputs, output: output * 1.1)

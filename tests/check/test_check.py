@@ -25,7 +25,9 @@ CASES = [
     for bug, place in bugs.items()
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched"
+)
 
 
 def places(report):
@@ -126,14 +128,18 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "bug"), [(name, bug) for name, bugs in PARTS.items() for bug in bugs])
+@pytest.mark.parametrize(
+    ("name", "bug"), [(name, bug) for name, bugs in PARTS.items() for bug in bugs]
+)
 def test_parts_are_checked_alone(name, bug):
     place = (styles.CLASSES | styles.FUNCTIONS)[bug]
     report = check(getattr(styles, name), {"bug": bug})
     assert places(report) == ([place] if place else [])
 
 
-@pytest.mark.parametrize("name", ["TimeNormed", "SharedNorm", "PreNormTransformer2", "ShiftTwice", "LossyLayers"])
+@pytest.mark.parametrize(
+    "name", ["TimeNormed", "SharedNorm", "PreNormTransformer2", "ShiftTwice", "LossyLayers"]
+)
 def test_whole_models_of_any_name_are_whole(name):
     named = type(name, (styles.Transformer,), {})
     assert places(check(named, {})) == []
@@ -189,8 +195,19 @@ def test_code_that_cannot_be_checked_gives_one_line(code, message, tmp_path, in_
 def test_command_runs_in_any_folder(tmp_path):
     (tmp_path / "mine.py").write_text(inspect.getsource(styles))
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    for setting, status, text in ((["--set", "bug=scale"], 1, "§3.2.1"), ([], 0, "equals the paper")):
-        command = [sys.executable, "-m", "scripts.docs.lessons.check", "mine.py:Transformer", *setting]
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    for setting, status, text in (
+        (["--set", "bug=scale"], 1, "§3.2.1"),
+        ([], 0, "equals the paper"),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.docs.lessons.check",
+            "mine.py:Transformer",
+            *setting,
+        ]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert ended.returncode == status
         assert text in ended.stdout

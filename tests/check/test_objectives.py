@@ -12,7 +12,9 @@ PAD = 0
 
 
 def ours(logits, labels, label_smoothing, pad_token_id):
-    return translation_loss(logits, labels.masked_fill(labels == pad_token_id, -100), label_smoothing)
+    return translation_loss(
+        logits, labels.masked_fill(labels == pad_token_id, -100), label_smoothing
+    )
 
 
 def cross_entropy(logits, target, **settings):
@@ -59,7 +61,10 @@ def not_smoothed(logits, target, label_smoothing):
 
 
 def sentences(logits, target):
-    means = [functional.cross_entropy(*pair, ignore_index=PAD) for pair in zip(logits, target, strict=True)]
+    means = [
+        functional.cross_entropy(*pair, ignore_index=PAD)
+        for pair in zip(logits, target, strict=True)
+    ]
     return torch.stack(means).mean() if logits.ndim == 3 else "needs (B, T, V)"
 
 

@@ -16,9 +16,14 @@ from scripts.docs.lessons.check.sandbox import _imported, check_file
 from tests.check import more_styles, styles, unusual
 from tests.model_helpers import error_of, first_of_each
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched"
+)
 
-SOURCES = {module: Path(module.__file__).read_text(encoding="utf-8") for module in (styles, more_styles, unusual)}
+SOURCES = {
+    module: Path(module.__file__).read_text(encoding="utf-8")
+    for module in (styles, more_styles, unusual)
+}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,9 @@ def test_right_code_is_read_by_its_operations(name, noted):
         assert what in notes
 
 
-@pytest.mark.parametrize(("bug", "places"), [(None, []), ("restart", []), ("forgets", ["cached step"])])
+@pytest.mark.parametrize(
+    ("bug", "places"), [(None, []), ("restart", []), ("forgets", ["cached step"])]
+)
 def test_token_by_token_is_compared_where_training_mode_has_the_mask(bug, places):
     report = check(unusual.Stateful, {"bug": bug})
     notes = " ".join(report.notes)
@@ -51,7 +58,9 @@ def test_token_by_token_is_compared_where_training_mode_has_the_mask(bug, places
 
 
 def test_known_mistake_is_named_without_torchs_fast_path():
-    assert [each.place for each in check(unusual.TorchEight, {"bug": "memory"}).mistakes] == ["padding"]
+    assert [each.place for each in check(unusual.TorchEight, {"bug": "memory"}).mistakes] == [
+        "padding"
+    ]
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -76,10 +85,14 @@ def planted(module, old, new, count=1):
 @pytest.mark.parametrize("letter", ["k", "v"])
 def test_bias_that_no_operation_uses_is_no_norm(letter):
     name = f"W_{letter}"
-    space = planted(styles, f"self.{name}({letter.upper()})", f"{letter.upper()} @ self.{name}.weight.T")
+    space = planted(
+        styles, f"self.{name}({letter.upper()})", f"{letter.upper()} @ self.{name}.weight.T"
+    )
     report = check(space["Transformer"], {})
     assert report.mistakes == []
-    assert any(note.startswith("no operation uses ") and f"{name}.bias" in note for note in report.notes)
+    assert any(
+        note.startswith("no operation uses ") and f"{name}.bias" in note for note in report.notes
+    )
 
 
 # the code -> text, what replaces it, the mistakes' places, and perhaps words of where the first one is
@@ -95,8 +108,18 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
         ("e.sum(-1, keepdim=True)", "e.sum(-2, keepdim=True)", "*", "NaN"),
         ("triu(1)", "triu(2)", "causal mask"),
         ("triu(1)", "tril(-1)", "causal mask"),
-        ("x = self.se(src) * d**0.5", "x = self.se(src)", "embedding scale", "encoder's embeddings"),
-        ("y = self.te(tgt) * d**0.5", "y = self.te(tgt)", "embedding scale", "decoder's embeddings"),
+        (
+            "x = self.se(src) * d**0.5",
+            "x = self.se(src)",
+            "embedding scale",
+            "encoder's embeddings",
+        ),
+        (
+            "y = self.te(tgt) * d**0.5",
+            "y = self.te(tgt)",
+            "embedding scale",
+            "decoder's embeddings",
+        ),
         ("wave(tgt.size(1), d)", "0 * wave(tgt.size(1), d)", "positions"),
         ("self.te.weight.T", "self.te.weight.T * d**-0.5", "output scale"),
         ("for each in self.x:", "for each in list(self.x)[:1]:", "layers", "x.1 is never called"),
@@ -111,7 +134,12 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
         (".relu()", ".sigmoid()", "activation"),
         ("return self.n[-1](x + z)", "return self.n[-1](z)", "residual"),
         ("return self.n[-1](x + z)", "return x + self.n[-1](z)", "residual"),
-        ("return self.n[-1](x + z)", "return x + z if y is not None else self.n[-1](x + z)", "norm", "decoder"),
+        (
+            "return self.n[-1](x + z)",
+            "return x + z if y is not None else self.n[-1](x + z)",
+            "norm",
+            "decoder",
+        ),
         ("z = self.d(z)", "z = 1.2 * self.d(z)", "*", "feed-forward"),
         ("src.eq(0)[:, None, None]", "src.ne(0)[:, None, None]", "padding"),
         ("each(x, p)", "each(x, p & False)", "padding"),
@@ -135,7 +163,12 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
             "positions",
             "decoder's embeddings",
         ),
-        ("x = self.se(src) * d**0.5 + wave(", "x = self.se(src) * d**0.5 * wave(", "*", "encoder's embeddings"),
+        (
+            "x = self.se(src) * d**0.5 + wave(",
+            "x = self.se(src) * d**0.5 * wave(",
+            "*",
+            "encoder's embeddings",
+        ),
         ("position / 10000", "position / 50", "*", "the encoder's embeddings and positions"),
         (
             "torch.arange(0, width, 2) / width",
@@ -150,15 +183,30 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
             "encoder",
         ),
         ("self.a[1](x, y, p)", "self.a[1](x, y, m)", "causality", "cross-attention"),
-        ("p = src.eq(0)[:, None, None]", "p = src.eq(0)[:, None, :, None]", "padding", "self-attention"),
+        (
+            "p = src.eq(0)[:, None, None]",
+            "p = src.eq(0)[:, None, :, None]",
+            "padding",
+            "self-attention",
+        ),
         (
             "each(y, m, x, p)",
             "each(y, m, self.x[0](self.se(src) * d**0.5 + wave(src.size(1), d), p), p)",
             "memory",
             "decoder layer 1",
         ),
-        ("return self.n[-1](x + z)", "return self.n[-1](x + x + z)", "*", "encoder layer 1, the residual"),
-        ("return self.n[-1](x + z)", "return self.n[-1](x + z if y is None else x)", "*", "decoder layer 1"),
+        (
+            "return self.n[-1](x + z)",
+            "return self.n[-1](x + x + z)",
+            "*",
+            "encoder layer 1, the residual",
+        ),
+        (
+            "return self.n[-1](x + z)",
+            "return self.n[-1](x + z if y is None else x)",
+            "*",
+            "decoder layer 1",
+        ),
         (
             ".transpose(1, 2).reshape(b, t, d)",
             ".permute(0, 2, 3, 1).reshape(b, t, d)",
@@ -166,7 +214,12 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
             "encoder layer 1, self-attention",
         ),
         ("return y @", "return functional.dropout(y) @", "*", "dropout"),
-        ("return y @", "return (y + x.mean(1, keepdim=True)) @", "output layer", "the output layer reads"),
+        (
+            "return y @",
+            "return (y + x.mean(1, keepdim=True)) @",
+            "output layer",
+            "the output layer reads",
+        ),
         (
             "            x = each(x, p)",
             "            x = each(x, p)\n            x = x + wave(src.size(1), d)",
@@ -207,10 +260,19 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
         ("self.two, tgt)", "self.one, tgt)", "embeddings", "two is never read"),
     ],
     (unusual, "Outside"): [
-        ("y = step(y, future, x, hidden)", "y = step(y, future, x + 1, hidden)", "*", "encoder|decoder"),
+        (
+            "y = step(y, future, x, hidden)",
+            "y = step(y, future, x + 1, hidden)",
+            "*",
+            "encoder|decoder",
+        ),
     ],
     (styles, "Transformer"): [
-        ("self.norm2(x + self.cross_attn(x, keys, keys,", "self.norm2(self.cross_attn(x, keys, keys,", "residual"),
+        (
+            "self.norm2(x + self.cross_attn(x, keys, keys,",
+            "self.norm2(self.cross_attn(x, keys, keys,",
+            "residual",
+        ),
         (
             "x = self.norm1(x + self.self_attn(x, x, x, tgt_mask))",
             "x = self.norm1(self.self_attn(x, x, x, tgt_mask))",
@@ -254,7 +316,12 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
         ("x = layer(x, x, x, src_mask)", "x = layer(x, x, x, src_mask * 0 + 1)", "padding"),
         ("energy / size**0.5", "energy * size**0.5", "attention scale"),
         ("torch.arange(x.shape[1])", "torch.zeros_like(x)", "positions", "same position"),
-        ("torch.arange(x.shape[1])", "torch.arange(x.shape[0])[:, None]", "*", "embeddings and positions"),
+        (
+            "torch.arange(x.shape[1])",
+            "torch.arange(x.shape[0])[:, None]",
+            "*",
+            "embeddings and positions",
+        ),
     ],
     (more_styles, "FusedTransformer"): [
         ('x = self.encoder["ln_f"](x)\n', "\n", "final norm", "encoder"),
@@ -271,7 +338,12 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
             "memory",
             "cross-attention in the decoder",
         ),
-        ("self.self_attn(y, y, hidden)", "self.self_attn(y, x, hidden)", "*", "encoder layer 1, self-attention"),
+        (
+            "self.self_attn(y, y, hidden)",
+            "self.self_attn(y, x, hidden)",
+            "*",
+            "encoder layer 1, self-attention",
+        ),
     ],
     (more_styles, "HeadwiseTransformer"): [
         ('self.norms["ff"](x + self.ff2', 'self.norms["self_attn"](x + self.ff2', "layers"),
@@ -294,7 +366,9 @@ for code, cases in PLANTS.items():
         PLANTED.append((*code, old, new, place, "".join(words)))
 
 
-@pytest.mark.parametrize(("module", "name", "old", "new", "place", "where"), first_of_each(PLANTED, 4, KNOWN))
+@pytest.mark.parametrize(
+    ("module", "name", "old", "new", "place", "where"), first_of_each(PLANTED, 4, KNOWN)
+)
 def test_planted_mistakes_are_found_where_they_are(module, name, old, new, place, where):
     try:
         report = check(planted(module, old, new)[name], {})
@@ -342,7 +416,11 @@ RIGHT: dict[tuple[ModuleType, str], list[tuple]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "old", "new", "note"),
-    [(*code, old, new, "".join(note)) for code, cases in RIGHT.items() for old, new, *note in cases],
+    [
+        (*code, old, new, "".join(note))
+        for code, cases in RIGHT.items()
+        for old, new, *note in cases
+    ],
 )
 def test_right_variants_are_right(module, name, old, new, note):
     report = check(planted(module, old, new)[name], {})
@@ -354,7 +432,13 @@ def test_right_variants_are_right(module, name, old, new, note):
     ("module", "name", "old", "new", "words"),
     [
         (unusual, "Letters", "x = each(x, p)", "pass", "x is never called"),
-        (styles, "Transformer", "y = layer(y, x, src_mask, tgt_mask)", "pass", "decoder_layers is never called"),
+        (
+            styles,
+            "Transformer",
+            "y = layer(y, x, src_mask, tgt_mask)",
+            "pass",
+            "decoder_layers is never called",
+        ),
         (
             styles,
             "Transformer",
@@ -373,7 +457,9 @@ def test_a_stack_without_layers_is_named(module, name, old, new, words):
 def test_one_module_in_two_places_is_found():
     class Shared(styles.Transformer):
         def __init__(self, src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff):
-            super().__init__(src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff, 50, 0.0)
+            super().__init__(
+                src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff, 50, 0.0
+            )
             for layer in self.decoder_layers:
                 layer.cross_attn = layer.self_attn
 
@@ -420,7 +506,9 @@ class Run:
 
 
 @pytest.mark.parametrize("imports", [1, 2])
-def test_mask_methods_and_constants_of_imported_files_state_the_convention(tmp_path, monkeypatch, imports):
+def test_mask_methods_and_constants_of_imported_files_state_the_convention(
+    tmp_path, monkeypatch, imports
+):
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
     inner = tmp_path / f"checked_inside_{imports}"
     inner.mkdir()
@@ -429,7 +517,9 @@ def test_mask_methods_and_constants_of_imported_files_state_the_convention(tmp_p
     (inner / "model.py").write_text("".join(lines) + INVERTED, "utf-8")
     (inner / "constants.py").write_text("pad_id = 0\n")
     (inner / "main.py").write_text(f"import torch\n{METHOD}")
-    (inner / "other.py").write_text("def causal_mask(size):\n    return torch.ones(size, size).triu(1)\n")
+    (inner / "other.py").write_text(
+        "def causal_mask(size):\n    return torch.ones(size, size).triu(1)\n"
+    )
     text = f"from {inner.name}.model import make_model as inner\n\n\ndef make_model():\n    pass\n"
     (tmp_path / "mine.py").write_text(text)
     build = _imported(tmp_path / "mine.py").make_model
@@ -461,7 +551,9 @@ def test_imports_are_searched_in_the_folders_above(tmp_path, monkeypatch):
     inner.mkdir(parents=True)
     (tmp_path / "checked_constants.py").write_text("SIZE = 3\n")
     (tmp_path / "checked_models" / "other.py").write_text("from checked_constants import SIZE\n")
-    (inner / "model.py").write_text("from checked_models.other import SIZE\ndef build():\n    return SIZE\n")
+    (inner / "model.py").write_text(
+        "from checked_models.other import SIZE\ndef build():\n    return SIZE\n"
+    )
     (inner / "relative.py").write_text("from .model import build\n")
     assert _imported(inner / "model.py").build() == 3
     assert _imported(inner / "relative.py").build() == 3

@@ -106,7 +106,9 @@ class Step(nn.Module):
     def __init__(self, width, heads, inner, crosses):
         super().__init__()
         names = ("own", "other") if crosses else ("own",)
-        self.maps = nn.ModuleDict({f"{name}{i}": nn.Linear(width, width) for name in names for i in range(4)})
+        self.maps = nn.ModuleDict(
+            {f"{name}{i}": nn.Linear(width, width) for name in names for i in range(4)}
+        )
         self.gains = nn.ModuleDict({name: Gain(width) for name in (*names, "last")})
         self.first = nn.Linear(width, inner)
         self.second = nn.Linear(inner, width)

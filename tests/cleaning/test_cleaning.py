@@ -11,7 +11,14 @@ from hf_vanilla_transformer.corpora import number_pairs
 from hf_vanilla_transformer.text.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
 
-ADJECTIVES = {"small": "kleine", "old": "alte", "red": "rote", "new": "neue", "long": "lange", "quiet": "leise"}
+ADJECTIVES = {
+    "small": "kleine",
+    "old": "alte",
+    "red": "rote",
+    "new": "neue",
+    "long": "lange",
+    "quiet": "leise",
+}
 NOUNS = {
     "house": "Häuser",
     "street": "Straßen",
@@ -21,7 +28,10 @@ NOUNS = {
     "fish": "Fische",
 }
 GOOD = [
-    (f"We saw {a} and {b} {noun} {number} {other} now.", f"Wir sahen eben {x} und {y} {thing} bei {number} {place}.")
+    (
+        f"We saw {a} and {b} {noun} {number} {other} now.",
+        f"Wir sahen eben {x} und {y} {thing} bei {number} {place}.",
+    )
     for number, (a, x), (b, y), (noun, thing), (other, place) in zip(
         range(10, 400), *[[*ADJECTIVES.items()] * 65] * 2, *[[*NOUNS.items()] * 65] * 2, strict=True
     )
@@ -52,7 +62,10 @@ def judge(pairs, *rules, **options):
 
 def test_good_pairs_are_kept():
     reasons, report = judge(GOOD, languages=None)
-    assert reasons == [None] * len(GOOD) and report.summary() == f"kept {len(GOOD)} of {len(GOOD)} pairs"
+    assert (
+        reasons == [None] * len(GOOD)
+        and report.summary() == f"kept {len(GOOD)} of {len(GOOD)} pairs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,8 +101,12 @@ def test_planted_damage_is_found_by_its_rule(rule):
     rules = [name for name in RULES if name not in ("duplicate", "near_duplicate")]
     languages = ("en", "de") if rule == "language" else None
     reasons, report = judge(pairs, *rules, excluded=excluded, languages=languages)
-    assert {index: reason for index, reason in enumerate(reasons) if reason} == dict.fromkeys(damaged, rule)
-    assert report.examples[rule][0] == (6, *damaged[5]) and len(report.examples[rule]) == min(10, len(damaged))
+    assert {index: reason for index, reason in enumerate(reasons) if reason} == dict.fromkeys(
+        damaged, rule
+    )
+    assert report.examples[rule][0] == (6, *damaged[5]) and len(report.examples[rule]) == min(
+        10, len(damaged)
+    )
     assert rule in report_text(report) and RULES[rule][0] in report_page(report, "read")
 
 
@@ -116,7 +133,12 @@ def test_capitals_of_scripts_without_sentence_case_are_kept(pair):
 
 
 @pytest.mark.parametrize(
-    "text", ["ΤΟ ΜΙΚΡΟ ΠΑΙΔΙ ΔΙΑΒΑΖΕΙ ΒΙΒΛΙΟ", "МАЛЕНЬКИЙ МАЛЬЧИК ЧИТАЕТ КНИГУ", "ՓՈՔՐԻԿ ՏՂԱՆ ԳԻՐՔ Է ԿԱՐԴՈՒՄ"]
+    "text",
+    [
+        "ΤΟ ΜΙΚΡΟ ΠΑΙΔΙ ΔΙΑΒΑΖΕΙ ΒΙΒΛΙΟ",
+        "МАЛЕНЬКИЙ МАЛЬЧИК ЧИТАЕТ КНИГУ",
+        "ՓՈՔՐԻԿ ՏՂԱՆ ԳԻՐՔ Է ԿԱՐԴՈՒՄ",
+    ],
 )
 def test_capitals_on_one_side_are_found(text):
     pairs = [("the little boy reads a book", text), ("THE LITTLE BOY READS A BOOK", text)]
@@ -209,11 +231,17 @@ def test_typography_is_no_wrong_encoding(text):
     assert judge([("x", misread)], "mojibake")[0] == ["mojibake"]
 
 
-@pytest.mark.parametrize("text", ["für die Brücke", "Příliš žluťoučký kůň", "Привет, мир", "لا شيء هنا", "it’s “new”"])
+@pytest.mark.parametrize(
+    "text", ["für die Brücke", "Příliš žluťoučký kůň", "Привет, мир", "لا شيء هنا", "it’s “new”"]
+)
 def test_text_of_a_wrong_encoding_is_found(text):
     misread = text.encode().decode("latin-1")
     twice = misread.encode().decode("latin-1")
-    assert judge([("x", text), ("x", misread), ("x", twice)], "mojibake")[0] == [None, "mojibake", "mojibake"]
+    assert judge([("x", text), ("x", misread), ("x", twice)], "mojibake")[0] == [
+        None,
+        "mojibake",
+        "mojibake",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +260,9 @@ def test_text_of_another_old_encoding_is_found(text, encoding, other):
     assert judge([("x", text), ("x", misread)], "mojibake")[0] == [None, "mojibake"]
 
 
-@pytest.mark.parametrize("text", ["мРНК и тРНК", "Nããããão!", "þýðing á íslensku", "Ні, дякую. Її брат", "«В»", "طظ"])
+@pytest.mark.parametrize(
+    "text", ["мРНК и тРНК", "Nããããão!", "þýðing á íslensku", "Ні, дякую. Її брат", "«В»", "طظ"]
+)
 def test_rare_but_right_words_are_no_wrong_encoding(text):
     assert judge([("x", text)], "mojibake")[0] == [None]
 
@@ -267,7 +297,9 @@ def test_damage_within_words_is_found(text, rule):
     ],
 )
 def test_vowel_signs_and_tones_belong_to_words(first, second):
-    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(f" {first}!")
+    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(
+        f" {first}!"
+    )
     assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
 
 
@@ -283,7 +315,9 @@ def test_vowel_signs_and_tones_belong_to_words(first, second):
     ],
 )
 def test_signs_that_change_a_sentence_are_compared(first, second):
-    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(f" {first.upper()}!")
+    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(
+        f" {first.upper()}!"
+    )
     assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
     assert sentence_key("R&D at −5 °C") == sentence_key("r & d – at -5°C …")
 
@@ -311,12 +345,18 @@ def test_limits_are_those_of_a_direction():
 
 
 def test_mark_of_a_language_names_the_direction():
-    marked = [PairRow(n, f">>{code}<< dog {n}", text) for code, text, n in [("de", "Hund 1", 1), ("th", "หมา 2", 2)]]
+    marked = [
+        PairRow(n, f">>{code}<< dog {n}", text)
+        for code, text, n in [("de", "Hund 1", 1), ("th", "หมา 2", 2)]
+    ]
     assert [row.language for row in marked] == [("", "de"), ("", "th")]
 
 
 def test_pair_of_two_directions_is_no_duplicate():
-    rows = [PairRow(n, "Paris", "Paris", ("en", code)) for n, code in enumerate(("de", "fr", "de"), start=1)]
+    rows = [
+        PairRow(n, "Paris", "Paris", ("en", code))
+        for n, code in enumerate(("de", "fr", "de"), start=1)
+    ]
     assert [rule for rule, _ in judge_pairs(rows)[0]] == [None, None, "duplicate"]
 
 
@@ -331,8 +371,15 @@ def test_best_of_near_duplicates_is_kept():
 
 
 def test_entities_on_one_side_become_characters():
-    pairs = [("Smith &amp; Co", "Smith & Co"), ("a &amp;amp; b", "a & b"), ("R&D", "F&E"), ("&lt;b&gt; x", "x")]
-    rows = [PairRow(n, *pair) for n, pair in enumerate([*pairs, ("a &amp; b", "c &amp; d")], start=1)]
+    pairs = [
+        ("Smith &amp; Co", "Smith & Co"),
+        ("a &amp;amp; b", "a & b"),
+        ("R&D", "F&E"),
+        ("&lt;b&gt; x", "x"),
+    ]
+    rows = [
+        PairRow(n, *pair) for n, pair in enumerate([*pairs, ("a &amp; b", "c &amp; d")], start=1)
+    ]
     judged, report = judge_pairs(rows, ["markup"])
     rules, kept = zip(*judged, strict=True)
     assert rules == (None, None, None, "markup", None)
@@ -340,7 +387,9 @@ def test_entities_on_one_side_become_characters():
     assert report.repaired == 2
 
 
-@pytest.mark.parametrize("tags", [("a<br/>b", "c<br>d"), ("<B>a</B>", "<b>c</b>"), ("a<br />", "c<BR>")])
+@pytest.mark.parametrize(
+    "tags", [("a<br/>b", "c<br>d"), ("<B>a</B>", "<b>c</b>"), ("a<br />", "c<BR>")]
+)
 def test_spellings_of_a_tag_are_one(tags):
     assert judge([tags], "markup")[0] == [None]
     assert judge([(tags[0], "c")], "markup")[0] == ["markup"]
@@ -360,11 +409,16 @@ def test_unknown_rule_is_refused():
 def test_training_warns_of_frequent_damage():
     pairs = [DAMAGE["copy"](*pair) if index % 10 == 3 else pair for index, pair in enumerate(GOOD)]
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
-    table = Dataset.from_dict({"source": sources, "target": targets, "line": range(1, len(pairs) + 1)})
+    table = Dataset.from_dict(
+        {"source": sources, "target": targets, "line": range(1, len(pairs) + 1)}
+    )
     (warning,) = sample_warnings(table)
     assert "10%" in warning and "lines 4, 14, 24" in warning
     assert list(sample_warnings(table.select(range(3)))) == []
-    escaped = [text.replace(" and ", " &amp; ") if row % 5 == 0 else text for row, text in enumerate(table["source"])]
+    escaped = [
+        text.replace(" and ", " &amp; ") if row % 5 == 0 else text
+        for row, text in enumerate(table["source"])
+    ]
     warnings = list(sample_warnings(table.remove_columns("source").add_column("source", escaped)))
     assert any("about 20% of the training pairs: entities" in line for line in warnings)
 

@@ -45,7 +45,8 @@ def test_duplicates_on_the_disk_are_those_of_dictionaries(small: None, tmp_path:
     expected = {
         row.line: "duplicate" if first[row.pair] != row.line else "near_duplicate"
         for row in rows
-        if first[row.pair] != row.line or best[tuple(text.lower() for text in row.pair)][1] != row.line
+        if first[row.pair] != row.line
+        or best[tuple(text.lower() for text in row.pair)][1] != row.line
     }
     judged, _ = judge_pairs(Rows(2000), RULES, folder=tmp_path)
     assert {row.line: rule for rule, row in judged if rule} == expected

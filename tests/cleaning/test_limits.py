@@ -7,7 +7,13 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla_transformer.cleaning.judging import CleaningReport, PairRow, sample_warnings
-from hf_vanilla_transformer.cleaning.rules import FittingLimits, PairLimits, broken_rule, flaws, main_scripts
+from hf_vanilla_transformer.cleaning.rules import (
+    FittingLimits,
+    PairLimits,
+    broken_rule,
+    flaws,
+    main_scripts,
+)
 
 LONG = "Donaudampfschifffahrtsgesellschaftskapitän"  # 42 letters
 
@@ -40,13 +46,18 @@ def test_limits_of_a_side_are_those_of_enough_of_it() -> None:
         assert PairLimits.of_sample(pairs).long_words == (False, usual)
     for common, close in ((3, False), (4, True)):  # of ten words, more than 0.3 and less than 0.8
         words = [f"{letter}{letter}" for letter in "abcdefghij"]
-        pair = " ".join(words), " ".join(words[:common] + [word.upper() + "z" for word in words[common:]])
+        pair = (
+            " ".join(words),
+            " ".join(words[:common] + [word.upper() + "z" for word in words[common:]]),
+        )
         assert PairLimits.of_sample([pair] * 3 + [(pair[0], pair[0])] * 9).close_languages is close
     assert not PairLimits.of_sample([("same words here", "same words here")]).close_languages
 
 
 @pytest.mark.parametrize(("one_direction", "share"), [(True, 20), (False, 5)])
-def test_scripts_have_their_own_limits_where_they_are_frequent(one_direction: bool, share: int) -> None:
+def test_scripts_have_their_own_limits_where_they_are_frequent(
+    one_direction: bool, share: int
+) -> None:
     for count, total in ((share, 100), (share - 1, 100), (5, 20), (4, 20)):
         pairs = [("one dog", "одна собака")] * count + [("one dog", "ein Hund")] * (total - count)
         frequent = count >= max(5, share * total / 100)
@@ -54,7 +65,10 @@ def test_scripts_have_their_own_limits_where_they_are_frequent(one_direction: bo
         assert (("LATIN", "CYRILLIC") in found.by_scripts) is frequent
         assert found.of(pairs[0]).scripts[1] >= ({"CYRILLIC"} if frequent else set())
         assert found.of(("1", "2")) is found.others
-    assert main_scripts(("ab βγδ", "12")) == ("GREEK", "") and main_scripts(("漢字かな", "a")) == ("CJK", "LATIN")
+    assert main_scripts(("ab βγδ", "12")) == ("GREEK", "") and main_scripts(("漢字かな", "a")) == (
+        "CJK",
+        "LATIN",
+    )
 
 
 def test_rules_begin_at_their_limits() -> None:
@@ -63,14 +77,21 @@ def test_rules_begin_at_their_limits() -> None:
     # 4 of 5 words, of 4 words or more; all of them in 20 characters
     assert breaks("copy", "a b c d e", "a b c d f") and not breaks("copy", "a b c d e", "a b c g f")
     assert breaks("copy", "a b c d", "A b, c d!") and not breaks("copy", "a b c", "a b c")
-    assert [breaks("copy", "a b" + "c" * size, "a b" + "c" * size) for size in (16, 17)] == [False, True]
+    assert [breaks("copy", "a b" + "c" * size, "a b" + "c" * size) for size in (16, 17)] == [
+        False,
+        True,
+    ]
     for times in (2, 3):
         words = " ".join(["one two three four five"] * times)
         assert breaks("repetition", words, "x") is breaks("repetition", "x", words) is (times == 3)
         assert not breaks("repetition", words + " six", words)
     assert not breaks("repetition", "a b c d e f a b c d e f a b c d e f", "x")
     assert [breaks("repetition", "ab" * times, "x") for times in (3, 4)] == [False, True]
-    assert [breaks("repetition", "abcdefghijklm"[:size] * 4, "x") for size in (1, 12, 13)] == [False, True, False]
+    assert [breaks("repetition", "abcdefghijklm"[:size] * 4, "x") for size in (1, 12, 13)] == [
+        False,
+        True,
+        False,
+    ]
     # of 20 letters on either side, more than half small
     for other, found in (
         ("ab" * 10, True),
@@ -87,7 +108,15 @@ def test_rules_begin_at_their_limits() -> None:
 
 def test_flaws_are_counted() -> None:
     for text, count in {
-        **{"A dog.": 0, "a dog.": 1, "A DOG.": 2, "A dog!": 0, "A dog!?": 1, "A dog..": 1, "A dog...": 0},
+        **{
+            "A dog.": 0,
+            "a dog.": 1,
+            "A DOG.": 2,
+            "A dog!": 0,
+            "A dog!?": 1,
+            "A dog..": 1,
+            "A dog...": 0,
+        },
         **{"A dog,,": 1, "A  dog": 1, "A  dog!! Now??": 3, "...": 0},
     }.items():
         assert flaws((text, "Ein Hund")) == flaws(("Ein Hund", text)) == count, text
@@ -109,13 +138,22 @@ def test_report_has_ten_examples_and_the_counts() -> None:
 @pytest.mark.parametrize(
     ("count", "total", "warns"), [(5, 100, False), (6, 100, True), (8, 400, False), (9, 400, True)]
 )
-def test_training_warns_of_more_than_five_pairs_and_of_two_percent(count: int, total: int, warns: bool) -> None:
+def test_training_warns_of_more_than_five_pairs_and_of_two_percent(
+    count: int, total: int, warns: bool
+) -> None:
     for damaged in (("<b>one dog", "ein Hund"), ("one &amp; dog", "ein Hund")):
-        pairs = [damaged if place < count else (f"dog {place}", f"Hund {place}") for place in range(total)]
+        pairs = [
+            damaged if place < count else (f"dog {place}", f"Hund {place}")
+            for place in range(total)
+        ]
         sources, targets = map(list, zip(*pairs, strict=True))
-        table = Dataset.from_dict({"source": sources, "target": targets, "line": list(range(1, total + 1))})
+        table = Dataset.from_dict(
+            {"source": sources, "target": targets, "line": list(range(1, total + 1))}
+        )
         lines = list(sample_warnings(table))
         assert len(lines) == warns
         if warns:
-            assert lines[0].startswith(f"warning: about {count / total:.0%} of the training pairs: ")
+            assert lines[0].startswith(
+                f"warning: about {count / total:.0%} of the training pairs: "
+            )
             assert ("<" not in damaged[0]) or "(lines 1, 2, 3, …)" in lines[0]

@@ -10,10 +10,16 @@ from hf_vanilla_transformer.cleaning.rules import RULES
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
 from hf_vanilla_transformer.text import train_tokenizer
 
-ENGLISH = ["I go to the market with a friend", "He reads a book in the garden", "We drink tea every morning"]
+ENGLISH = [
+    "I go to the market with a friend",
+    "He reads a book in the garden",
+    "We drink tea every morning",
+]
 #: script -> code of the language, the three sentences, digits
 SCRIPTS: dict[str, tuple[str, list[str], str]] = {}
-for line in Path(__file__).with_name("rare_scripts.tsv").read_text(encoding="utf-8").split("\n")[1:-1]:
+for line in (
+    Path(__file__).with_name("rare_scripts.tsv").read_text(encoding="utf-8").split("\n")[1:-1]
+):
     script, code, *sentences, digits = line.split("\t")
     SCRIPTS[script] = code, sentences, digits
 #: in English and in the other language. a and b are sentences, the numbers have the digits of the language
@@ -46,9 +52,17 @@ def rows(named: bool) -> list[PairRow]:
             first, second = number % 3, number // 3 % 3
             amount, year = 1000 + 7919 * number, 1900 + number
             source = english.format(a=ENGLISH[first], b=ENGLISH[second], n=f"{amount:,}", y=year)
-            values = {"n": f"{amount:,}".replace(",", "."), "y": str(year), "t": "8:30", "p": "15", "k": "3,5"}
+            values = {
+                "n": f"{amount:,}".replace(",", "."),
+                "y": str(year),
+                "t": "8:30",
+                "p": "15",
+                "k": "3,5",
+            }
             values = {name: value.translate(local) for name, value in values.items()}
-            own = [unicodedata.normalize("NFD", text) if code == "ko" else text for text in sentences]
+            own = [
+                unicodedata.normalize("NFD", text) if code == "ko" else text for text in sentences
+            ]
             target = other.format(a=own[first], b=own[second], **values)
             made.append(PairRow(len(made) + 1, source, target, ("en", code) if named else ("", "")))
     return made
@@ -69,12 +83,22 @@ def test_text_of_every_script_is_restored() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_bleu_has_the_tokenizer_of_the_language(script: str) -> None:
-    own = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab", "km": "char", "lo": "char", "my": "char", "bo": "char"}
+    own = {
+        "zh": "zh",
+        "ja": "ja-mecab",
+        "ko": "ko-mecab",
+        "km": "char",
+        "lo": "char",
+        "my": "char",
+        "bo": "char",
+    }
     code, sentences, _ = SCRIPTS[script]
     form = "NFD" if code == "ko" else "NFC"
     expected = own.get(code, "13a")
     if "-" in expected:
-        pytest.importorskip(f"mecab_{code}" if code == "ko" else "MeCab", reason="sacrebleu[ja,ko] is not installed")
+        pytest.importorskip(
+            f"mecab_{code}" if code == "ko" else "MeCab", reason="sacrebleu[ja,ko] is not installed"
+        )
     assert fitting_tokenizer([unicodedata.normalize(form, text) for text in sentences]) == expected
 
 

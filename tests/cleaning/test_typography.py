@@ -16,7 +16,9 @@ from hf_vanilla_transformer.cleaning.judging import PairRow, judge_pairs
 TEXT = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (TEXT / "train.en.gz").is_file(), reason="needs Multi30k in ../shared/data"),
+    pytest.mark.skipif(
+        not (TEXT / "train.en.gz").is_file(), reason="needs Multi30k in ../shared/data"
+    ),
 ]
 PAIRS = 1000  # of each language
 DAMAGED = 30  # of each kind
@@ -78,9 +80,15 @@ def right_pairs() -> list[PairRow]:
     for part, language in enumerate(("de", "fr", "cs")):
         other = lines(language)
         for place in range(part * PAIRS, (part + 1) * PAIRS):
-            values = (place % 6, dice.randrange(1000, 2_000_000), dice.randrange(11, 999), dice.randrange(1900, 2030))
+            values = (
+                place % 6,
+                dice.randrange(1000, 2_000_000),
+                dice.randrange(11, 999),
+                dice.randrange(1900, 2030),
+            )
             source, target = (
-                f"{text[place]} {filled(code, *values)}" for text, code in ((english, "en"), (other, language))
+                f"{text[place]} {filled(code, *values)}"
+                for text, code in ((english, "en"), (other, language))
             )
             rows.append(PairRow(len(rows) + 1, source, target, ("en", language)))
     return rows
@@ -99,7 +107,10 @@ DAMAGE: dict[str, Callable[[str, str], tuple[str, str]]] = {
     "a third of the target": lambda a, b: (a, b[: len(b) // 4]),
     "loop": lambda a, b: (a, f"{b} und so und so und so und so und so weiter"),
     "address on one side": lambda a, b: (f"{a} See www.example.org/a.", b),
-    "Russian target": lambda a, b: (a, "Сегодня мы видели старые дома у дороги и читали длинные интересные книги."),
+    "Russian target": lambda a, b: (
+        a,
+        "Сегодня мы видели старые дома у дороги и читали длинные интересные книги.",
+    ),
     "punctuation only": lambda a, b: (a, "... --- ???"),
     "too long": lambda a, b: (a * 30, b * 30),
 }
@@ -109,12 +120,18 @@ def test_right_pairs_with_typography_are_kept_and_damage_is_found() -> None:
     rows = right_pairs()
     judged, report = judge_pairs(rows)
     dropped = [(rule, row) for rule, row in judged if rule]
-    assert len(dropped) <= 0.002 * len(rows), [(rule, row.source, row.target) for rule, row in dropped[:9]]
+    assert len(dropped) <= 0.002 * len(rows), [
+        (rule, row.source, row.target) for rule, row in dropped[:9]
+    ]
 
     places = Random(1).sample(range(len(rows)), DAMAGED * len(DAMAGE))
-    kinds = {place: kind for number, kind in enumerate(DAMAGE) for place in places[number :: len(DAMAGE)]}
+    kinds = {
+        place: kind for number, kind in enumerate(DAMAGE) for place in places[number :: len(DAMAGE)]
+    }
     mixed = [
-        row._replace(**dict(zip(("source", "target"), DAMAGE[kinds[number]](*row.pair), strict=True)))
+        row._replace(
+            **dict(zip(("source", "target"), DAMAGE[kinds[number]](*row.pair), strict=True))
+        )
         if number in kinds
         else row
         for number, row in enumerate(rows)

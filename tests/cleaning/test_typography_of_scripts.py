@@ -10,7 +10,16 @@ from tests.scripts.test_ten_scripts import TARGETS, UNSPACED, sentences
 
 pytestmark = pytest.mark.slow
 PAIRS = 250  # of each language
-QUOTES = {"am": "«»", "ar": "«»", "de": "„“", "el": "«»", "he": "„”", "ja": "「」", "ka": "„“", "ru": "«»"}
+QUOTES = {
+    "am": "«»",
+    "ar": "«»",
+    "de": "„“",
+    "el": "«»",
+    "he": "„”",
+    "ja": "「」",
+    "ka": "„“",
+    "ru": "«»",
+}
 DIGITS = {"ar": "٠١٢٣٤٥٦٧٨٩", "hi": "०१२३४५६७८९", "th": "๐๑๒๓๔๕๖๗๘๙", "ja": "０１２３４５６７８９"}
 GROUPING = {"de": ".", "el": ".", "ru": "\u202f", "ka": "\u00a0", "ar": "٬"}
 DECIMAL = {"de": ",", "el": ",", "ru": ",", "ka": ",", "ar": "٫"}
@@ -34,7 +43,9 @@ def localised(code: str, text: str) -> str:
 def written(code: str, form: str, places: tuple[int, int], number: int, tenths: int) -> str:
     first, second = (sentences(code)[place] for place in places)
     opening, closing = QUOTES.get(code, "“”")
-    grouped = (f"{value:,}".replace(",", GROUPING.get(code, ",")) for value in (number, number + 1000))
+    grouped = (
+        f"{value:,}".replace(",", GROUPING.get(code, ",")) for value in (number, number + 1000)
+    )
     n, m = (localised(code, value) for value in grouped)
     return form.format(
         open=opening,
@@ -55,9 +66,16 @@ def test_right_pairs_of_twelve_languages_are_kept(named: bool) -> None:
     for code in TARGETS:
         for number in range(PAIRS):
             places = (dice.randrange(36), dice.randrange(36))
-            values = (FORMS[number % len(FORMS)], places, dice.randrange(1000, 9_000_000), dice.randrange(11, 999))
+            values = (
+                FORMS[number % len(FORMS)],
+                places,
+                dice.randrange(1000, 9_000_000),
+                dice.randrange(11, 999),
+            )
             direction = ("en", code) if named else ("", "")
-            rows.append(PairRow(len(rows) + 1, written("en", *values), written(code, *values), direction))
+            rows.append(
+                PairRow(len(rows) + 1, written("en", *values), written(code, *values), direction)
+            )
     rules = [rule for rule in RULES if "duplicate" not in rule]
     judged, report = judge_pairs(rows, rules)
     assert [(rule, row.pair) for rule, row in judged if rule] == []

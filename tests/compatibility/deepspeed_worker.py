@@ -13,7 +13,11 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def main(folder: Path, kind: str, stage: int) -> None:
-    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "optim": "adamw_torch", "ddp_backend": "gloo"}
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "optim": "adamw_torch",
+        "ddp_backend": "gloo",
+    }
     if stage:
         settings["deepspeed"] = {
             "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},

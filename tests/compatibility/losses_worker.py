@@ -25,9 +25,17 @@ def main(folder: Path, setting: str) -> None:
     losses = LOSSES[:1] if setting == "compile" else LOSSES  # minutes for each
     for base in (Seq2SeqTrainer, VanillaTransformerTrainer):
         for loss in losses:
-            plain, ours = (trained(base, loss, folder / "run", plain, **ALL[setting]) for plain in (True, False))
+            plain, ours = (
+                trained(base, loss, folder / "run", plain, **ALL[setting])
+                for plain in (True, False)
+            )
             for name, weight in ours.items():
-                assert_near(weight, plain[name], 1e-2 if setting == "bf16" else 1e-6, f"{loss.__name__} {name}")
+                assert_near(
+                    weight,
+                    plain[name],
+                    1e-2 if setting == "bf16" else 1e-6,
+                    f"{loss.__name__} {name}",
+                )
             compared += 1
     if os.environ.get("RANK", "0") == "0":
         (folder / "compared").write_text(str(compared))

@@ -5,7 +5,13 @@ from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests import model_helpers
@@ -21,13 +27,21 @@ def marian(seed: int = 0, d_model: int = 32) -> MarianMTModel:
         fields |= {f"{stack}_layers": 1, f"{stack}_ffn_dim": 64, f"{stack}_attention_heads": 4}
     special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
     return randomise(
-        MarianMTModel(MarianConfig(vocab_size=VOCABULARY, forced_eos_token_id=None, **special, **fields)), seed
+        MarianMTModel(
+            MarianConfig(vocab_size=VOCABULARY, forced_eos_token_id=None, **special, **fields)
+        ),
+        seed,
     ).eval()
 
 
 def ours(seed: int = 0, d_model: int = 32) -> VanillaTransformerForConditionalGeneration:
     return tiny_model(
-        seed, d_model=d_model, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64
+        seed,
+        d_model=d_model,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
     )
 
 
@@ -36,12 +50,16 @@ MODELS: dict[str, Any] = {"marian": marian, "ours": ours}
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 4))]
-    return model_helpers.word_tokenizer(tokens, pre_tokenizers.WhitespaceSplit(), ends=True, **SPECIAL_TOKENS)
+    return model_helpers.word_tokenizer(
+        tokens, pre_tokenizers.WhitespaceSplit(), ends=True, **SPECIAL_TOKENS
+    )
 
 
 def text_pairs(count: int) -> list[dict[str, str]]:
     rows = random_pairs(count)
-    words = ({side: " ".join(f"w{i - 4}" for i in row[side] if i > 3) for side in row} for row in rows)
+    words = (
+        {side: " ".join(f"w{i - 4}" for i in row[side] if i > 3) for side in row} for row in rows
+    )
     return [{"source": row["input_ids"] or "w0", "target": row["labels"] or "w1"} for row in words]
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, Seq2SeqTrainer, TrainerCallback
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForTextEncoding,
+    Seq2SeqTrainer,
+    TrainerCallback,
+)
 
 from tests.compatibility.scripts import MODELS, loss_of, stock_trainer, text_pairs, word_tokenizer
 from tests.model_helpers import assert_near
@@ -33,7 +38,9 @@ def test_custom_loss_is_that_of_its_formula(kind: str, loss: Any, tmp_path: Path
     """The first training loss of the override equals the same formula on the logits of the untrained model."""
 
     class Custom(Seq2SeqTrainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any
+        ) -> Any:
             value, outputs = loss(self, model, inputs)
             return (value, outputs) if return_outputs else value
 
@@ -47,14 +54,20 @@ def test_custom_loss_is_that_of_its_formula(kind: str, loss: Any, tmp_path: Path
     assert loss_of(model) != before
 
 
-@pytest.mark.parametrize("setting", ["accumulation", "bf16", "compile", "checkpointing", "two processes"])
-def test_custom_losses_train_as_with_a_plain_output_layer(setting: str, tmp_path: Path, repository: Path) -> None:
+@pytest.mark.parametrize(
+    "setting", ["accumulation", "bf16", "compile", "checkpointing", "two processes"]
+)
+def test_custom_losses_train_as_with_a_plain_output_layer(
+    setting: str, tmp_path: Path, repository: Path
+) -> None:
     """In both trainers. The worker compares a model whose output layer has a hook, and is called, with one that has
     none."""
     worker = repository / "tests" / "compatibility" / "losses_worker.py"
     start = [*TORCHRUN, f"--nproc_per_node={2 if setting == 'two processes' else 1}"]
     launch(repository, *start, str(worker), str(tmp_path), setting)
-    assert int((tmp_path / "compared").read_text()) == 2 * (1 if setting == "compile" else len(LOSSES))
+    assert int((tmp_path / "compared").read_text()) == 2 * (
+        1 if setting == "compile" else len(LOSSES)
+    )
 
 
 # Callbacks and loops
@@ -65,12 +78,21 @@ def test_callbacks_see_and_change_the_run(kind: str, tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Watch(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            assert model is not None and {"optimizer", "lr_scheduler", "processing_class"} <= kwargs.keys()
+        def on_step_begin(
+            self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+        ) -> None:
+            assert (
+                model is not None
+                and {"optimizer", "lr_scheduler", "processing_class"} <= kwargs.keys()
+            )
 
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_pre_optimizer_step(
+            self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+        ) -> None:
             seen.append(
-                "gradients" if all(p.grad is not None for p in model.parameters() if p.requires_grad) else "none"
+                "gradients"
+                if all(p.grad is not None for p in model.parameters() if p.requires_grad)
+                else "none"
             )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -78,7 +100,9 @@ def test_callbacks_see_and_change_the_run(kind: str, tmp_path: Path) -> None:
             control.should_evaluate = control.should_save = True
             return control
 
-        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        def on_evaluate(
+            self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any
+        ) -> None:
             seen.append(f"evaluated {'eval_loss' in metrics}")
 
     trainer = stock_trainer(MODELS[kind](), tmp_path, callbacks=[Watch()])
@@ -96,7 +120,9 @@ def test_accelerate_loop_trains_and_resumes(kind: str, tmp_path: Path) -> None:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model = MODELS[kind]()
         loader = torch.utils.data.DataLoader(random_pairs(8), batch_size=2, collate_fn=collate)
-        model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2), loader)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.AdamW(model.parameters(), 1e-2), loader
+        )
         if resume:
             accelerator.load_state(str(resume))
         for _ in range(1 if resume or save else 2):
@@ -144,8 +170,15 @@ def test_lightning_module_trains(kind: str, tmp_path: Path) -> None:
     module = Module()
     before = loss_of(module.model)
     loader = torch.utils.data.DataLoader(random_pairs(8), batch_size=4, collate_fn=collate)
-    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_epochs=4, default_root_dir=tmp_path, accumulate_grad_batches=2, **settings)
+    settings = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = lightning.Trainer(
+        max_epochs=4, default_root_dir=tmp_path, accumulate_grad_batches=2, **settings
+    )
     trainer.fit(module, loader)
     assert loss_of(module.model) < before
     trainer.save_checkpoint(tmp_path / "x.ckpt")
@@ -160,7 +193,9 @@ def test_optuna_searches_the_learning_rate(kind: str, tmp_path: Path) -> None:
         None, tmp_path, model_init=lambda trial: MODELS[kind](), eval_strategy="steps", eval_steps=3
     )
     best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)},
+        hp_space=lambda trial: {
+            "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
+        },
         n_trials=3,
         backend="optuna",
         direction="minimize",
@@ -173,14 +208,18 @@ def test_tensorboard_gets_the_losses(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer = stock_trainer(MODELS[kind](), tmp_path, report_to="tensorboard", eval_strategy="steps", eval_steps=1)
+    trainer = stock_trainer(
+        MODELS[kind](), tmp_path, report_to="tensorboard", eval_strategy="steps", eval_steps=1
+    )
     trainer.train()
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file))
     events.Reload()
     for name, key in (("train/loss", "loss"), ("eval/loss", "eval_loss")):
         logged = [entry[key] for entry in trainer.state.log_history if key in entry]
-        assert [event.value for event in events.Scalars(name)] == pytest.approx(logged, rel=1e-4) and len(logged) == 3
+        assert [event.value for event in events.Scalars(name)] == pytest.approx(
+            logged, rel=1e-4
+        ) and len(logged) == 3
 
 
 @both
@@ -216,11 +255,19 @@ def test_quantized_model_trains_an_adapter(kind: str, bits: int, tmp_path: Path)
     from transformers import BitsAndBytesConfig
 
     MODELS[kind](d_model=64).save_pretrained(tmp_path / "model")
-    fields = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    fields = (
+        {"load_in_8bit": True}
+        if bits == 8
+        else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    )
 
-    def load() -> Any:  # bitsandbytes packs 4-bit weights at the first evaluation, and then they cannot be trained
+    def load() -> (
+        Any
+    ):  # bitsandbytes packs 4-bit weights at the first evaluation, and then they cannot be trained
         config = BitsAndBytesConfig(**fields)
-        return AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", quantization_config=config, device_map="cpu")
+        return AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path / "model", quantization_config=config, device_map="cpu"
+        )
 
     full = loss_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model"))
     assert loss_of(load()) == pytest.approx(full, rel=0.1)
@@ -241,28 +288,45 @@ def test_preference_optimization_trains(kind: str, name: str, tmp_path: Path) ->
     from datasets import Dataset
 
     module = importlib.import_module(f"trl.experimental.{name}")
-    config_class, trainer_class = (getattr(module, f"{name.upper()}{part}") for part in ("Config", "Trainer"))
+    config_class, trainer_class = (
+        getattr(module, f"{name.upper()}{part}") for part in ("Config", "Trainer")
+    )
     rows = [
         {"prompt": row["source"], "chosen": row["target"], "rejected": other["target"]}
         for row, other in zip(text_pairs(8), reversed(text_pairs(8)), strict=True)
     ]
     model = MODELS[kind]()
-    settings = QUIET | {"max_steps": 3, "learning_rate": 1e-2, "bf16": False, "per_device_train_batch_size": 4}
-    arguments = config_class(output_dir=str(tmp_path), max_length=16, max_completion_length=16, **settings)
+    settings = QUIET | {
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "bf16": False,
+        "per_device_train_batch_size": 4,
+    }
+    arguments = config_class(
+        output_dir=str(tmp_path), max_length=16, max_completion_length=16, **settings
+    )
     before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
     data, tokenizer = Dataset.from_list(rows), word_tokenizer()
-    trainer = trainer_class(model=model, args=arguments, train_dataset=data, processing_class=tokenizer)
+    trainer = trainer_class(
+        model=model, args=arguments, train_dataset=data, processing_class=tokenizer
+    )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 3 and all(torch.isfinite(torch.tensor(losses)))
     assert any(not weight.equal(before[key]) for key, weight in model.named_parameters())
 
 
-@pytest.mark.parametrize(("kind", "saved"), [("marian", "whole"), ("ours", "whole"), ("ours", "encoder")])
+@pytest.mark.parametrize(
+    ("kind", "saved"), [("marian", "whole"), ("ours", "whole"), ("ours", "encoder")]
+)
 @pytest.mark.parametrize("again", [False, True], ids=["", "saved again"])
-def test_sentence_transformer_encodes_a_model_folder(kind: str, saved: str, again: bool, tmp_path: Path) -> None:
+def test_sentence_transformer_encodes_a_model_folder(
+    kind: str, saved: str, again: bool, tmp_path: Path
+) -> None:
     """A vector for each sentence, here the mean of the encoder's states over the tokens of the sentence."""
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    library = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is not installed"
+    )
     model, tokenizer = MODELS[kind](), word_tokenizer()
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
@@ -285,10 +349,22 @@ def test_sentence_transformer_encodes_a_model_folder(kind: str, saved: str, agai
 
 @pytest.mark.parametrize("stage", [2, 3])
 @both
-def test_deepspeed_trains_as_plain_data_parallelism(kind: str, stage: int, tmp_path: Path, repository: Path) -> None:
+def test_deepspeed_trains_as_plain_data_parallelism(
+    kind: str, stage: int, tmp_path: Path, repository: Path
+) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     worker = repository / "tests" / "compatibility" / "deepspeed_worker.py"
-    launch(repository, *TORCHRUN, "--nproc_per_node=2", str(worker), str(tmp_path / "zero"), kind, str(stage))
-    launch(repository, *TORCHRUN, "--nproc_per_node=2", str(worker), str(tmp_path / "plain"), kind, "0")
+    launch(
+        repository,
+        *TORCHRUN,
+        "--nproc_per_node=2",
+        str(worker),
+        str(tmp_path / "zero"),
+        kind,
+        str(stage),
+    )
+    launch(
+        repository, *TORCHRUN, "--nproc_per_node=2", str(worker), str(tmp_path / "plain"), kind, "0"
+    )
     zero, plain = (torch.load(tmp_path / name / "losses.pt") for name in ("zero", "plain"))
     assert zero == pytest.approx(plain, rel=1e-3) and len(zero) == 3

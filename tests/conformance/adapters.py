@@ -29,7 +29,11 @@ class ReadsItsSource:
         if decoder_input_ids is None and labels is None:
             decoder_input_ids = input_ids
         return super().forward(
-            input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids, labels=labels, **kwargs
+            input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            labels=labels,
+            **kwargs,
         )
 
 
@@ -42,7 +46,12 @@ class VanillaTransformerReadsItsSource(ReadsItsSource, VanillaTransformerForCond
 
 
 def on_a_translator(
-    rank: int, config_class: type[PreTrainedConfig], config: dict, test: Callable, *args: Any, **kwargs: Any
+    rank: int,
+    config_class: type[PreTrainedConfig],
+    config: dict,
+    test: Callable,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """One process of an FSDP test, with a translator where the mixin makes a causal language model."""
     fsdp_mixin.AutoModelForCausalLM = AutoModelForSeq2SeqLM

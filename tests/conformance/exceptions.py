@@ -64,17 +64,21 @@ NEEDS_ANOTHER_MACHINE: dict[str, str] = {
 # transformers 5.24 named the cache anew.
 if CACHE == "cache":
     old_name = "both names of the cache are arguments, so that code for either version runs, and none is deprecated"
-    DOES_NOT_HOLD |= {f"{tests}.test_bc_cache_name_forward": old_name for tests in ("ModelTests", "OptionsTests")}
+    DOES_NOT_HOLD |= {
+        f"{tests}.test_bc_cache_name_forward": old_name for tests in ("ModelTests", "OptionsTests")
+    }
     no_cache = "an encoder has no cache"
     DOES_NOT_APPLY |= {
-        f"{tests}.test_bc_cache_name_forward": no_cache for tests in ("EncoderTests", "ClassifierTests")
+        f"{tests}.test_bc_cache_name_forward": no_cache
+        for tests in ("EncoderTests", "ClassifierTests")
     }
 
 # transformers 5.20 is the last for Python 3.10.
 if Version(transformers.__version__) < Version("5.21"):
     plan = "transformers adds an entry for the embedding of a decoder-only model, which shards nothing here"
     DOES_NOT_HOLD |= {
-        f"{tests}.test_tp_plan_matches_params": plan for tests in ("ModelTests", "EncoderTests", "ClassifierTests")
+        f"{tests}.test_tp_plan_matches_params": plan
+        for tests in ("ModelTests", "EncoderTests", "ClassifierTests")
     }
     DOES_NOT_APPLY |= {
         "*.test_can_init_all_missing_weights": "the test is for models with a date, and no model can ask for it yet",

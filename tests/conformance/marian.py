@@ -12,7 +12,9 @@ class MarianTester(suite.ModelTester):
     model_classes = (MarianModel, MarianMTModel)
     translator_class = MarianMTModel
     causal_lm_class = MarianReadsItsSource
-    own_fields = {"forced_eos_token_id": None}  # its default would force the token 0 at the end of every sentence
+    own_fields = {
+        "forced_eos_token_id": None
+    }  # its default would force the token 0 at the end of every sentence
 
 
 class ModelTests(suite.ModelTests, TestCase):

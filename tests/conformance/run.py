@@ -54,23 +54,38 @@ class Recorder:
             self._subtests.setdefault(report.nodeid, set()).add(report.outcome)
         elif report.skipped or report.when == "call":
             # Where every part of a test was skipped, nothing was tested.
-            outcome = "skipped" if self._subtests.get(report.nodeid) == {"skipped"} else report.outcome
+            outcome = (
+                "skipped" if self._subtests.get(report.nodeid) == {"skipped"} else report.outcome
+            )
             known.setdefault(name, outcome)
 
 
 def table(outcomes: dict[str, Outcomes]) -> list[str]:
     """Passed, failed and skipped for each mixin, for Marian and for this package."""
-    lines = [f"{'':22}{'Marian':^24}{'ours':^24}", f"{'':22}" + f"{'passed':>8}{'failed':>8}{'skipped':>8}" * 2]
+    lines = [
+        f"{'':22}{'Marian':^24}{'ours':^24}",
+        f"{'':22}" + f"{'passed':>8}{'failed':>8}{'skipped':>8}" * 2,
+    ]
     totals: Counter[tuple[str, str]] = Counter()
     for test_class, mixin in MIXINS.items():
         line = f"{mixin:22}"
         for model in (MARIAN, OURS):
-            counts = Counter(outcome for name, outcome in outcomes[model].items() if name.split(".")[0] == test_class)
+            counts = Counter(
+                outcome
+                for name, outcome in outcomes[model].items()
+                if name.split(".")[0] == test_class
+            )
             totals.update({(model, outcome): count for outcome, count in counts.items()})
-            line += "".join(f"{counts[o] if counts else '':>8}" for o in ("passed", "failed", "skipped"))
+            line += "".join(
+                f"{counts[o] if counts else '':>8}" for o in ("passed", "failed", "skipped")
+            )
         lines.append(line)
     line = f"{'together':22}"
-    line += "".join(f"{totals[model, o]:>8}" for model in (MARIAN, OURS) for o in ("passed", "failed", "skipped"))
+    line += "".join(
+        f"{totals[model, o]:>8}"
+        for model in (MARIAN, OURS)
+        for o in ("passed", "failed", "skipped")
+    )
     return [*lines, line]
 
 
@@ -86,7 +101,9 @@ def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
         theirs = marian.get(name, "has none")
         if outcome == "failed" and not named(name, DOES_NOT_HOLD):
             found.append(f"{name} fails (Marian: {theirs})")
-        elif outcome == "skipped" and not named(name, DOES_NOT_HOLD, DOES_NOT_APPLY, NEEDS_ANOTHER_MACHINE):
+        elif outcome == "skipped" and not named(
+            name, DOES_NOT_HOLD, DOES_NOT_APPLY, NEEDS_ANOTHER_MACHINE
+        ):
             found.append(f"{name} is skipped and exceptions.py gives no reason (Marian: {theirs})")
         elif outcome == "skipped" and theirs == "passed" and not named(name, DOES_NOT_HOLD):
             found.append(f"{name} is skipped, but Marian passes it")
@@ -99,7 +116,10 @@ def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
             (NEEDS_ANOTHER_MACHINE, ("passed", "failed", "skipped")),
         ):
             for pattern in exceptions:
-                if not any(outcome in needed and fnmatchcase(name, pattern) for name, outcome in ours.items()):
+                if not any(
+                    outcome in needed and fnmatchcase(name, pattern)
+                    for name, outcome in ours.items()
+                ):
                     found.append(f"exceptions.py names {pattern}, which no longer needs it")
     return found
 
@@ -107,11 +127,20 @@ def complaints(outcomes: dict[str, Outcomes], complete: bool) -> list[str]:
 def main(folder: str, *arguments: str) -> int:
     os.environ["HF_TESTS"] = folder
     # What a test leaves on a GPU, its mixin is to call an error.
-    os.environ.update(TRANSFORMERS_TEST_MEMORY_LEAK_MIB="1", TRANSFORMERS_TEST_MEMORY_LEAK_MODE="error")
+    os.environ.update(
+        TRANSFORMERS_TEST_MEMORY_LEAK_MIB="1", TRANSFORMERS_TEST_MEMORY_LEAK_MODE="error"
+    )
     recorder = Recorder()
     files = [str(HERE / f"{model}.py") for model in (MARIAN, OURS)]
     # Hugging Face's marks are not registered here, and its warnings are about its own tests.
-    options = ["-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider", "--disable-warnings"]
+    options = [
+        "-q",
+        "-o",
+        "addopts=--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        "--disable-warnings",
+    ]
     options += ["-rN", "--tb=no"]  # Marian's failures are not ours to look at
     status = pytest.main([*options, *arguments, *files], plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -123,7 +152,11 @@ def main(folder: str, *arguments: str) -> int:
     for name, outcome in recorder.outcomes[MARIAN].items():
         if outcome == "failed":
             print(f"Marian itself fails {name}; ours: {recorder.outcomes[OURS].get(name)}")
-    print(*found or ["No test that Marian passes fails here; exceptions.py gives the reasons for the rest."], sep="\n")
+    print(
+        *found
+        or ["No test that Marian passes fails here; exceptions.py gives the reasons for the rest."],
+        sep="\n",
+    )
     return 1 if found else 0
 
 

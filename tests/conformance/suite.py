@@ -40,7 +40,9 @@ tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
 # Four processes of tiny models do not need four cores.
 fsdp_mixin._get_available_fsdp_workers = lambda: 4
 
-CONFIG_CHECKS = [(name,) for name in vars(ConfigTester) if name.startswith(("create_and_test_", "check_"))]
+CONFIG_CHECKS = [
+    (name,) for name in vars(ConfigTester) if name.startswith(("create_and_test_", "check_"))
+]
 
 
 class ModelTester:
@@ -68,7 +70,9 @@ class ModelTester:
             fields[f"{stack}_ffn_dim"] = self.ffn_dim
         special = ("bos_token_id", "pad_token_id", "eos_token_id", "decoder_start_token_id")
         fields.update({name: getattr(self, name) for name in special})
-        fields.update(dropout=self.dropout, attention_dropout=self.dropout, max_position_embeddings=80)
+        fields.update(
+            dropout=self.dropout, attention_dropout=self.dropout, max_position_embeddings=80
+        )
         return {**fields, **self.own_fields}
 
     def get_config(self) -> PreTrainedConfig:
@@ -77,7 +81,9 @@ class ModelTester:
     def token_ids(self) -> Tensor:
         ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size).clamp(3)
         ids[:, -1] = self.eos_token_id
-        ids[-1, -2:] = torch.tensor([self.eos_token_id, self.pad_token_id])  # one sentence is shorter
+        ids[-1, -2:] = torch.tensor(
+            [self.eos_token_id, self.pad_token_id]
+        )  # one sentence is shorter
         return ids
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
@@ -140,7 +146,9 @@ class TrainingTests(TesterMixin, TrainingTesterMixin):
     """
 
     dropout = 0.0
-    training_overfit_steps = 450  # in the mixin's 300 Marian's gradient becomes small, but not by 90 %
+    training_overfit_steps = (
+        450  # in the mixin's 300 Marian's gradient becomes small, but not by 90 %
+    )
 
     def _create_text_training_batch(self, **sizes: int) -> dict[str, Tensor]:
         self.batch = super()._create_text_training_batch(**sizes)
@@ -152,7 +160,9 @@ class TrainingTests(TesterMixin, TrainingTesterMixin):
         class Translator(self.models_tester.translator_class):
             def generate(self, prompt: Tensor, max_new_tokens: int, **kwargs: Any) -> Tensor:
                 source = test.batch["input_ids"][:1]
-                written = super().generate(source, max_new_tokens=max_new_tokens + prompt.shape[1], **kwargs)
+                written = super().generate(
+                    source, max_new_tokens=max_new_tokens + prompt.shape[1], **kwargs
+                )
                 return written[:, 1:]  # without the decoder's start
 
         return Translator
@@ -186,7 +196,9 @@ class MemoryTests(MemoryCleanupMixin, TesterMixin):
     @with_grad
     def test_training(self) -> None:
         model, inputs = self.make_model()
-        self.loss = model.train()(input_ids=inputs["input_ids"], labels=inputs["decoder_input_ids"]).loss
+        self.loss = model.train()(
+            input_ids=inputs["input_ids"], labels=inputs["decoder_input_ids"]
+        ).loss
         self.loss.backward()
         assert model.get_output_embeddings().weight.grad is not None
 

@@ -22,7 +22,9 @@ from hf_vanilla_transformer import (
 _NAME = VanillaTransformerConfig.model_type
 MODEL_MAPPING_NAMES[_NAME] = ("VanillaTransformerModel", "VanillaTransformerEncoderModel")
 MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[_NAME] = "VanillaTransformerForConditionalGeneration"
-MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[_NAME] = "VanillaTransformerForSequenceClassification"
+MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[_NAME] = (
+    "VanillaTransformerForSequenceClassification"
+)
 
 
 class TranslatorTester(suite.ModelTester):

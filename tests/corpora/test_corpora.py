@@ -48,7 +48,9 @@ def write_as(kind, folder, pairs=PAIRS):
         path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     elif kind == "csv":
         with path.open("w", encoding="utf-8", newline="") as handle:
-            csv.writer(handle, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("en", "de"), *pairs])
+            csv.writer(handle, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+                [("en", "de"), *pairs]
+            )
     elif kind == "tsv":
         write_text(path, ["en\tde", *("\t".join(pair) for pair in pairs)])
     else:
@@ -147,16 +149,24 @@ def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path):
 @pytest.mark.parametrize("delimiter", ";\t,")
 def test_delimiter_of_csv_is_that_of_its_header_with_any_case(tmp_path, delimiter):
     rows = [" Source|TARGET", '"a, b; c"|d', "e|f"]
-    pairs, _ = load_pairs(write_text(tmp_path / "x.csv", [row.replace("|", delimiter) for row in rows]))
+    pairs, _ = load_pairs(
+        write_text(tmp_path / "x.csv", [row.replace("|", delimiter) for row in rows])
+    )
     assert (pairs["source"], pairs["target"]) == (["a, b; c", "e"], ["d", "f"])
 
 
 def test_ragged_csv_rows_are_counted(tmp_path):
-    path = write_text(tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"])
+    path = write_text(
+        tmp_path / "x.csv", ["source,target", "a,b", "a,b, c", "a", '"two\nlines",b', "c,"]
+    )
     pairs, report = load_pairs(path)
     assert text_of(pairs) == [("a", "b"), ("two\nlines", "b")]
     assert pairs["line"][:] == [2, 5]
-    assert report.first_lines == {"more cells than the header": [3], "missing target": [4], "empty target": [7]}
+    assert report.first_lines == {
+        "more cells than the header": [3],
+        "missing target": [4],
+        "empty target": [7],
+    }
 
 
 def error_of(*inputs, **settings):
@@ -208,7 +218,11 @@ def test_missing_columns_error_lists_those_that_exist(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": oops}\n', ["x.jsonl, line 2, column 12"]),
+        (
+            "x.jsonl",
+            b'{"source": "a", "target": "b"}\n{"source": oops}\n',
+            ["x.jsonl, line 2, column 12"],
+        ),
         ("x.jsonl", b'{"source": "a", "target": "b"}\n["a", "b"]\n', ["x.jsonl", "line 2", "list"]),
         ("x.json", b'[{"source": "a", "target": "b"}, 3]', ["element 2", "number"]),
         ("x.parquet", b"PAR1 no, not really", ["x.parquet"]),
@@ -227,7 +241,11 @@ def test_damaged_files_are_one_line_errors(tmp_path, name, content, parts):
 def test_dataset_of_save_to_disk_with_splits(tmp_path):
     data = Dataset.from_list([{"en": source, "de": target, "id": 1} for source, target in PAIRS])
     DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(str(tmp_path / "saved"))
-    arguments: dict[str, Any] = {"inputs": str(tmp_path / "saved"), "source_lang": "en", "target_lang": "de"}
+    arguments: dict[str, Any] = {
+        "inputs": str(tmp_path / "saved"),
+        "source_lang": "en",
+        "target_lang": "de",
+    }
     assert text_of(load_pairs(**arguments)[0]) == PAIRS
     assert text_of(load_pairs(**arguments, split="test")[0]) == PAIRS[:1]
     assert "'dev'" in error_of(**arguments, split="dev")

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from hf_vanilla_transformer.corpora import load_pairs
-from hf_vanilla_transformer.corpora.directions import inputs_of, load_directions, parse_directions, sampling_rates
+from hf_vanilla_transformer.corpora.directions import (
+    inputs_of,
+    load_directions,
+    parse_directions,
+    sampling_rates,
+)
 from tests.model_helpers import error_of
 
 SIZES = {("en", "de"): 1000, ("en", "fr"): 100, ("de", "en"): 37}
@@ -24,7 +29,10 @@ def test_directions_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        *((items, "SOURCE-TARGET is needed") for items in (["en"], ["en-de-fr"], ["-de"], ["EN-DE"])),
+        *(
+            (items, "SOURCE-TARGET is needed")
+            for items in (["en"], ["en-de-fr"], ["-de"], ["EN-DE"])
+        ),
         (["en-de", "en-de"], "en-de: twice"),
         (["en-en"], "en-en: two languages are needed"),
     ],
@@ -46,7 +54,9 @@ def test_inputs_belong_to_the_direction_before_them() -> None:
 def test_frequencies_follow_the_formula(tmp_path: Path, temperature: float) -> None:
     for (source, target), size in SIZES.items():
         lines = [f"{source}{i}\t{target}{i}" for i in range(size)]
-        (tmp_path / f"{source}{target}.tsv").write_text("source\ttarget\n" + "\n".join(lines) + "\n")
+        (tmp_path / f"{source}{target}.tsv").write_text(
+            "source\ttarget\n" + "\n".join(lines) + "\n"
+        )
 
     def load(values: list[str], direction: tuple[str, str]) -> Any:
         return load_pairs(values)
@@ -60,7 +70,9 @@ def test_frequencies_follow_the_formula(tmp_path: Path, temperature: float) -> N
     parts = np.asarray(table["part"])
     assert np.allclose(np.bincount(parts) / len(parts), expected, rtol=0.01)
     for part, ((source, _), size) in enumerate(SIZES.items()):
-        texts = [text for text, number in zip(table["source"], parts, strict=True) if number == part]
+        texts = [
+            text for text, number in zip(table["source"], parts, strict=True) if number == part
+        ]
         counts = np.bincount([int(text.removeprefix(source)) for text in texts], minlength=size)
         assert counts.min() >= 1, "no pair is left out"
         assert counts.max() - counts.min() <= 1
@@ -81,7 +93,11 @@ def test_columns_with_codes_choose_the_rows_of_a_direction(tmp_path: Path, form:
     if form == "tsv":
         file.write_text("\n".join("\t".join(row) for row in (names, *rows)) + "\n")
     else:
-        file.write_text("".join(str(dict(zip(names, row, strict=True))).replace("'", '"') + "\n" for row in rows))
+        file.write_text(
+            "".join(
+                str(dict(zip(names, row, strict=True))).replace("'", '"') + "\n" for row in rows
+            )
+        )
     for target, expected in (("de", ["a", "c"]), ("fr", ["b"])):
         pairs, report = load_pairs(file, source_lang="en", target_lang=target)
         assert list(pairs["source"]) == expected

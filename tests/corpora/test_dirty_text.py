@@ -44,7 +44,9 @@ def test_repairs_are_counted(tmp_path):
         sources[number] = b"\xef\xbb\xbf" + sources[number]
     pairs, report = load_pairs(parallel(tmp_path, sources, targets))
     assert text_of(pairs) == GOOD
-    summary = "kept 40 of 40 pairs; removed 2 × byte order mark, 40 × carriage return at the line end"
+    summary = (
+        "kept 40 of 40 pairs; removed 2 × byte order mark, 40 × carriage return at the line end"
+    )
     assert report.repaired == {"byte order mark": 2, "carriage return at the line end": 40}
     assert sorted(report.summary()) == sorted(summary)
 
@@ -74,7 +76,9 @@ def test_tables_drop_defective_rows_and_keep_the_others(tmp_path, suffix):
     assert text_of(pairs) == GOOD
     last = len(lines)
     expected = {"source is not UTF-8": [last - 1], "NUL character in the source": [last]}
-    assert report.first_lines == expected | ({} if suffix == "jsonl" else {"more cells than the header": [4]})
+    assert report.first_lines == expected | (
+        {} if suffix == "jsonl" else {"more cells than the header": [4]}
+    )
 
 
 def test_tsv_cell_may_contain_a_carriage_return(tmp_path):
@@ -86,7 +90,9 @@ def test_csv_record_that_is_malformed_is_counted(tmp_path):
     (tmp_path / "x.csv").write_bytes(b'source,target\na,b\none\rcell,c\n"d" d,e\nf,g\n')
     pairs, report = load_pairs(tmp_path / "x.csv")
     assert text_of(pairs) == [("a", "b"), ("f", "g")]
-    assert [lines for reason, lines in report.first_lines.items() if reason.startswith("malformed CSV")] == [[3], [4]]
+    assert [
+        lines for reason, lines in report.first_lines.items() if reason.startswith("malformed CSV")
+    ] == [[3], [4]]
 
 
 def test_json_integer_of_5000_digits_is_dropped(tmp_path):
@@ -101,7 +107,9 @@ def test_json_integer_of_5000_digits_is_dropped(tmp_path):
 
 def test_json_nested_too_deeply_is_one_line(tmp_path):
     deep = "[" * 200_000 + "]" * 200_000
-    (tmp_path / "x.jsonl").write_text(f'{{"source": "a", "target": "b"}}\n{{"source": {deep}}}\n', encoding="utf-8")
+    (tmp_path / "x.jsonl").write_text(
+        f'{{"source": "a", "target": "b"}}\n{{"source": {deep}}}\n', encoding="utf-8"
+    )
     assert "x.jsonl, line 2" in error_of(load_pairs, tmp_path / "x.jsonl")
 
 
@@ -114,10 +122,16 @@ def parquet_bytes(**options):
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "gzip"])
 def test_damaged_parquet_is_one_line(tmp_path, compression):
-    whole, dice, refused = parquet_bytes(compression=compression, write_page_checksum=True), random.Random(1), 0
+    whole, dice, refused = (
+        parquet_bytes(compression=compression, write_page_checksum=True),
+        random.Random(1),
+        0,
+    )
     for trial in range(60):
         content = bytearray(whole)
-        content[dice.randrange(4, len(whole) // 2)] ^= dice.randrange(1, 256)  # the pages, not the schema at the end
+        content[dice.randrange(4, len(whole) // 2)] ^= dice.randrange(
+            1, 256
+        )  # the pages, not the schema at the end
         path = tmp_path / f"{trial}.parquet"
         path.write_bytes(content)
         try:
@@ -138,7 +152,8 @@ def test_parquet_text_that_is_not_utf8_is_dropped(tmp_path):
 @pytest.mark.parametrize(("copies", "rows"), [(1, "8 of 40"), (75, "200 of 1,000")])
 def test_mostly_latin1_file_is_refused_before_training(tmp_path, copies, rows):
     targets = [
-        "schön\n".encode("latin1") if number % 5 == 0 else line for number, line in enumerate(lines_of(1) * copies)
+        "schön\n".encode("latin1") if number % 5 == 0 else line
+        for number, line in enumerate(lines_of(1) * copies)
     ]
     with pytest.raises(UserError, match=f"{rows}.*UTF-8.*iconv -f latin1"):
         load_pairs(parallel(tmp_path, lines_of(0) * copies, targets))
@@ -201,7 +216,9 @@ def test_carriage_returns_in_the_place_of_line_ends_are_refused(tmp_path, ends):
 
 def test_quoted_cells_of_a_tsv_are_text_with_a_warning(tmp_path, caplog):
     file = tmp_path / "a.tsv"
-    file.write_text('source\ttarget\n"one, two"\t"eins ""zwei"""\n"a"\tb\n"c"\td\n', encoding="utf-8")
+    file.write_text(
+        'source\ttarget\n"one, two"\t"eins ""zwei"""\n"a"\tb\n"c"\td\n', encoding="utf-8"
+    )
     rows = [row for _, row in read_rows(file, {})]
     assert rows[0] == {"source": '"one, two"', "target": '"eins ""zwei"""'}
     (message,) = caplog.messages
@@ -223,7 +240,8 @@ def test_reason_of_an_unreadable_row_is_no_text(tmp_path):
 def test_header_of_a_concatenated_table_is_no_pair(tmp_path):
     for name, separator in (("a.tsv", "\t"), ("a.csv", ",")):
         (tmp_path / name).write_text(
-            "\n".join(separator.join(row) for row in [("source", "target"), ("a", "b")] * 2), encoding="utf-8"
+            "\n".join(separator.join(row) for row in [("source", "target"), ("a", "b")] * 2),
+            encoding="utf-8",
         )
         pairs, report = load_pairs(tmp_path / name)
         assert text_of(pairs) == [("a", "b")] * 2
@@ -261,7 +279,9 @@ def test_rows_without_the_code_of_their_language_are_counted(tmp_path, suffix):
 
 def test_delimiter_is_looked_for_outside_quotation_marks(tmp_path):
     (tmp_path / "x.csv").write_text('"source, text";target\n"a;b";c\n', encoding="utf-8")
-    assert text_of(load_pairs(tmp_path / "x.csv", source_column="source, text")[0]) == [("a;b", "c")]
+    assert text_of(load_pairs(tmp_path / "x.csv", source_column="source, text")[0]) == [
+        ("a;b", "c")
+    ]
 
 
 def test_suffixes_may_be_in_capitals(tmp_path):
@@ -285,13 +305,20 @@ def test_columns_without_a_name_are_kept_apart(tmp_path, suffix, sign):
 def test_columns_that_nobody_uses_are_not_read(tmp_path):
     path = tmp_path / "x.parquet"
     sources, targets = map(list, zip(*GOOD, strict=True))
-    table = {"source": sources, "target": targets, "source_lang": ["en"] * 40, "target_lang": ["de"] * 40}
+    table = {
+        "source": sources,
+        "target": targets,
+        "source_lang": ["en"] * 40,
+        "target_lang": ["de"] * 40,
+    }
     table["embedding"] = [[number / 7] * 50 for number in range(40)]
     parquet.write_table(pa.table(table), path, write_page_checksum=True, use_dictionary=False)
     chunk = parquet.ParquetFile(path).metadata.row_group(0).column(4)
     assert chunk.path_in_schema.startswith("embedding")
     content = bytearray(path.read_bytes())
-    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 255  # reading the column would fail
+    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= (
+        255  # reading the column would fail
+    )
     path.write_bytes(content)
     for languages in ({}, {"source_lang": "en"}, {"source_lang": "en", "target_lang": "de"}):
         assert load_pairs(path, **languages)[0]["source"][:] == sources

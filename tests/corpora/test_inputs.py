@@ -25,10 +25,14 @@ def folder(tmp_path: Path, in_tmp_path: Path) -> Path:
     return tmp_path
 
 
-def parsed(*values: str | Path, languages: tuple[str | None, str | None] = ("en", "de")) -> list[tuple[str, ...]]:
+def parsed(
+    *values: str | Path, languages: tuple[str | None, str | None] = ("en", "de")
+) -> list[tuple[str, ...]]:
     """The files of each input, or its dataset and configuration."""
     return [
-        tuple(map(str, each.files)) if each.files else (str(each.dataset), *filter(None, [each.configuration]))
+        tuple(map(str, each.files))
+        if each.files
+        else (str(each.dataset), *filter(None, [each.configuration]))
         for each in parse_inputs(values, *languages)
     ]
 
@@ -54,7 +58,11 @@ def test_names_stand_for_files_and_datasets(folder, values, expected):
 def test_one_path_is_one_input(folder: Path) -> None:
     (single,) = parse_inputs(folder / "c.tsv")
     assert single.files == (folder / "c.tsv",) and not single.on_hub
-    assert [each.on_hub for each in parse_inputs(["data", "numbers", "user/name:de-en"])] == [False, False, True]
+    assert [each.on_hub for each in parse_inputs(["data", "numbers", "user/name:de-en"])] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +157,16 @@ def test_content_tells_a_document_from_a_language(suffix: str, tmp_path: Path) -
     assert list(read_lines(zipped)) == ["Ko te aroha"]
 
 
-@pytest.mark.parametrize("code", ["zh-Hant", "sr_Latn", "pt-BR", "pt_BR", "deu", "zho_Hant", "yue", "es-419"])
+@pytest.mark.parametrize(
+    "code", ["zh-Hant", "sr_Latn", "pt-BR", "pt_BR", "deu", "zho_Hant", "yue", "es-419"]
+)
 def test_regions_and_scripts_are_suffixes(code: str, tmp_path: Path) -> None:
     for name, text in ((f"train.{code}", "a"), ("train.en", "b")):
         (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
     pairs, _ = load_pairs(tmp_path / "train", source_lang=code, target_lang="en")
     assert (pairs["source"][:], pairs["target"][:]) == (["a"], ["b"])
     exchanged = [tmp_path / "train.en", tmp_path / f"train.{code}"]
-    assert "exchange the two files" in error_of(load_pairs, exchanged, source_lang=code, target_lang="en")
+    assert "exchange the two files" in error_of(
+        load_pairs, exchanged, source_lang=code, target_lang="en"
+    )
     assert parse_directions([f"en-{code.replace('-', '_')}"]) == [("en", code.replace("-", "_"))]

@@ -6,7 +6,11 @@ import pytest
 
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.corpora.columns import Columns
-from hf_vanilla_transformer.inference.sentences import labels_in, read_sentence_pairs, read_sentences
+from hf_vanilla_transformer.inference.sentences import (
+    labels_in,
+    read_sentence_pairs,
+    read_sentences,
+)
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
@@ -45,7 +49,12 @@ COLLECTIONS = [
         {"source_column": "3", "target_column": "{1} {2:;}"},
         [("Aikidos", "Aikido [N][ACC(SG)]")],
     ),
-    ("german-anselm.train.txt", "yn\tihn\nůge\tsähe\n", BY_NUMBER, [("yn", "ihn"), ("ůge", "sähe")]),
+    (
+        "german-anselm.train.txt",
+        "yn\tihn\nůge\tsähe\n",
+        BY_NUMBER,
+        [("yn", "ihn"), ("ůge", "sähe")],
+    ),
     (
         "gen.tsv",
         "A rose was helped by Emma .\trose ( x _ 1 ) AND help . agent ( x _ 3 , Emma )\tsubj_to_obj\n",
@@ -101,7 +110,10 @@ def test_collection_is_read_as_it_is_published(tmp_path, name, content, columns,
     assert report.seen == lines and sum(report.dropped.values()) == lines - len(expected)
     # what predict and evaluate read
     sources, targets, cells = read_sentence_pairs(file, file, Columns(**columns))
-    assert (sources, targets, len(cells)) == (*map(list, zip(*expected, strict=True)), len(expected))
+    assert (sources, targets, len(cells)) == (
+        *map(list, zip(*expected, strict=True)),
+        len(expected),
+    )
 
 
 def test_two_files_of_pcfg_need_no_columns(tmp_path: Path) -> None:
@@ -131,7 +143,10 @@ def test_lines_that_have_no_pair_are_counted_by_their_number(tmp_path, name):
 @pytest.mark.parametrize(
     ("columns", "parts"),
     [
-        ({"source_column": "1", "target_column": "4"}, ["'4'", "target_column", "row is 'Hund', 'Hunde', 'N;PL'"]),
+        (
+            {"source_column": "1", "target_column": "4"},
+            ["'4'", "target_column", "row is 'Hund', 'Hunde', 'N;PL'"],
+        ),
         ({"source_column": "{5:;}{1}", "target_column": "2"}, ["'5'", "'Hunde'"]),
         ({"source_column": "0", "target_column": "1"}, ["0", "from 1"]),
         ({"source_column": "1", "target_column": "form"}, ["1, form", "without a header"]),

@@ -16,7 +16,8 @@ EN_DE = {"source_lang": "en", "target_lang": "de"}
 
 def unit(**segments):
     variants = "".join(
-        f'<tuv xml:lang="{code.replace("_", "-")}"><seg>{text}</seg></tuv>' for code, text in segments.items()
+        f'<tuv xml:lang="{code.replace("_", "-")}"><seg>{text}</seg></tuv>'
+        for code, text in segments.items()
     )
     return f"<tu>{variants}</tu>\n"
 
@@ -34,7 +35,10 @@ def text_of(pairs):
 
 @pytest.mark.parametrize("name", ["x.tmx", "x.TMX", "x.tmx.gz"])
 def test_tmx_gives_the_pairs_of_two_languages(tmp_path, name):
-    units = unit(en="a dog &amp; a cat", fr="un chien", de="ein Hund &#38; eine Katze"), unit(de="zwei", en="two")
+    units = (
+        unit(en="a dog &amp; a cat", fr="un chien", de="ein Hund &#38; eine Katze"),
+        unit(de="zwei", en="two"),
+    )
     path = write_tmx(tmp_path, *units, unit(en="no German"), unit(en="empty", de=" "), name=name)
     pairs, report = load_pairs(path, **EN_DE)
     assert text_of(pairs) == [("a dog & a cat", "ein Hund & eine Katze"), ("two", "zwei")]
@@ -49,8 +53,12 @@ def test_tmx_markup_of_the_document_is_removed(tmp_path):
 
 def test_best_matching_variant_is_taken(tmp_path):
     path = write_tmx(tmp_path, unit(en_US="color", en_GB="colour", de_AT="Farbe", de="Farbton"))
-    assert text_of(load_pairs(path, source_lang="en-GB", target_lang="de")[0]) == [("colour", "Farbton")]
-    assert text_of(load_pairs(path, source_lang="en", target_lang="de-AT")[0]) == [("color", "Farbe")]
+    assert text_of(load_pairs(path, source_lang="en-GB", target_lang="de")[0]) == [
+        ("colour", "Farbton")
+    ]
+    assert text_of(load_pairs(path, source_lang="en", target_lang="de-AT")[0]) == [
+        ("color", "Farbe")
+    ]
 
 
 XLIFF_1 = """<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
@@ -70,8 +78,12 @@ def test_xliff_gives_its_pairs_in_either_direction(tmp_path, content, suffix):
     path = tmp_path / f"x.{suffix}"
     path.write_text(HEAD + content, encoding="utf-8")
     pairs, report = load_pairs(path, **EN_DE)
-    assert text_of(pairs) == [("a dog", "ein Hund")] and report.first_lines == {"missing target": [2]}
-    assert text_of(load_pairs(path, source_lang="de", target_lang="en")[0]) == [("ein Hund", "a dog")]
+    assert text_of(pairs) == [("a dog", "ein Hund")] and report.first_lines == {
+        "missing target": [2]
+    }
+    assert text_of(load_pairs(path, source_lang="de", target_lang="en")[0]) == [
+        ("ein Hund", "a dog")
+    ]
 
 
 BILLION = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
@@ -122,12 +134,19 @@ def test_damaged_memories_are_one_line_errors(tmp_path):
     assert "'fr'" in error_of(load_pairs, whole, source_lang="en", target_lang="fr")
 
 
-@pytest.mark.parametrize(("source_lang", "target_lang"), [(None, None), ("en", None), (None, "de"), (None, "de-DE")])
+@pytest.mark.parametrize(
+    ("source_lang", "target_lang"), [(None, None), ("en", None), (None, "de"), (None, "de-DE")]
+)
 @pytest.mark.parametrize("first", ["en", "de"])
 def test_memory_of_two_languages_needs_no_flags(tmp_path, first, source_lang, target_lang):
     segments = {"en": "two", "de_DE": "zwei"}
-    ordered = {code: segments[code] for code in sorted(segments, key=lambda code: not code.startswith(first))}
-    path = write_tmx(tmp_path, unit(**ordered), unit(**ordered))  # the header names en as the source
+    ordered = {
+        code: segments[code]
+        for code in sorted(segments, key=lambda code: not code.startswith(first))
+    }
+    path = write_tmx(
+        tmp_path, unit(**ordered), unit(**ordered)
+    )  # the header names en as the source
     pairs, _ = load_pairs(path, source_lang=source_lang, target_lang=target_lang)
     assert text_of(pairs) == [("two", "zwei")] * 2
     languages = ("de", "en")  # of a model that translates in the other direction
@@ -156,7 +175,9 @@ def test_memory_use_does_not_grow_with_the_file(tmp_path, kind):
     piece = unit(en=segment, de=segment)
     if kind == "xliff":
         first, last = HEAD + '<xliff srcLang="en" trgLang="de"><file id="f">', "</file></xliff>"
-        piece = f"<unit><segment><source>{segment}</source><target>{segment}</target></segment></unit>"
+        piece = (
+            f"<unit><segment><source>{segment}</source><target>{segment}</target></segment></unit>"
+        )
     with path.open("w") as file:
         file.write(first)
         for _ in range(40):
@@ -228,7 +249,9 @@ def test_units_that_are_not_translated_are_dropped_and_counted(tmp_path, version
     path = write_xliff(tmp_path, version, "".join(units))
     pairs, report = load_pairs(path, source_lang=languages[0], target_lang=languages[1])
     expected = [("dog", "Hund"), ("two", "zwei"), ("cat", "Katze")]
-    assert text_of(pairs) == (expected if languages == ("en", "de") else [pair[::-1] for pair in expected])
+    assert text_of(pairs) == (
+        expected if languages == ("en", "de") else [pair[::-1] for pair in expected]
+    )
     assert sum(report.dropped.values()) == len(units) + 1 - 3
     assert all(reason.startswith("not translated") for reason in report.dropped)
 
@@ -253,7 +276,9 @@ def test_layout_of_a_segment_is_white_space(tmp_path):
     path = write_tmx(
         tmp_path,
         unit(en=pretty, de="\n  zwei\n"),
-        unit(en="first<ph><br/></ph>second", de="un<bpt i='1'/>be<ept i='1'/>kannt<it pos='begin'/>."),
+        unit(
+            en="first<ph><br/></ph>second", de="un<bpt i='1'/>be<ept i='1'/>kannt<it pos='begin'/>."
+        ),
         unit(en=" kept  spaces ", de="so"),
     )
     assert text_of(load_pairs(path, **EN_DE)[0]) == [

@@ -53,7 +53,8 @@ id1
 It will
 hurt"""
 HTML = (
-    '<!DOCTYPE html><title>One</title><p class="x">Hello <b>big</b> world!<br>\n<img src=1> Two.</p><script>x</script>'
+    '<!DOCTYPE html><title>One</title><p class="x">Hello <b>big</b> world!<br>\n'
+    "<img src=1> Two.</p><script>x</script>"
 )
 
 MARKDOWN = """---
@@ -134,7 +135,9 @@ DOCUMENTS = {
     ".html": (
         HTML,
         ["One", "Hello big world!", "Two."],
-        HTML.replace("One", "ONE").replace("Hello <b>big</b> world", "HELLO <b>BIG</b> WORLD").replace("Two", "TWO"),
+        HTML.replace("One", "ONE")
+        .replace("Hello <b>big</b> world", "HELLO <b>BIG</b> WORLD")
+        .replace("Two", "TWO"),
     ),
     ".srt": (
         SRT,
@@ -208,7 +211,12 @@ DOCUMENTS = {
 #: Elements that bind the prefixes of XML in these tests.
 NAMESPACES = " ".join(
     f'xmlns:{prefix}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
-    for prefix, name in (("office", "office"), ("text", "text"), ("draw", "drawing"), ("style", "style"))
+    for prefix, name in (
+        ("office", "office"),
+        ("text", "text"),
+        ("draw", "drawing"),
+        ("style", "style"),
+    )
 )
 
 
@@ -227,9 +235,14 @@ def test_plain_text_keeps_its_lines(newline: str) -> None:
     lines = ["One man. Two dogs!", "", "- three", "", "  four  ", ""]
     data = newline.join(lines).encode()
     assert translate_document(data, ".txt", translator_by(str.upper)) == data.upper()
-    assert translate_document(b"\xef\xbb\xbf" + data, ".TXT", translator_by(str)) == b"\xef\xbb\xbf" + data
+    assert (
+        translate_document(b"\xef\xbb\xbf" + data, ".TXT", translator_by(str))
+        == b"\xef\xbb\xbf" + data
+    )
     assert translate_document(b" \n", ".txt", translator_by(str)) == b" \n"
-    assert "UTF-8" in error_of(lambda: translate_document("ü".encode("latin1"), ".txt", translator_by(str)))
+    assert "UTF-8" in error_of(
+        lambda: translate_document("ü".encode("latin1"), ".txt", translator_by(str))
+    )
     # on the command line it is translated line by line
     assert ".txt" not in SUFFIXES and not is_document("a.txt", "b.txt")
 
@@ -246,19 +259,25 @@ def test_documents_keep_all_but_their_text(suffix: str) -> None:
         is_xml = suffix in (".xlf", ".tmx")
         assert same_xml(upper_data, expected) if is_xml else upper_data == expected
         assert upper_data.count(b"\r\n") == expected.count(b"\r\n")
-        assert suffix != ".po" or translate_document(expected, suffix, translator_by(str)) == expected
+        assert (
+            suffix != ".po" or translate_document(expected, suffix, translator_by(str)) == expected
+        )
     assert seen == 2 * texts
     if suffix in (".xlf", ".tmx"):
-        assert "XML" in error_of(lambda: translate_document(b"", suffix, translator_by(str), "en", "de"))
+        assert "XML" in error_of(
+            lambda: translate_document(b"", suffix, translator_by(str), "en", "de")
+        )
     else:
         assert translate_document(b"", suffix, translator_by(str), "en", "de") == b""
 
 
 PO_WORD = (
-    'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={declared}\\n"\n\nmsgid "{word}"\nmsgstr "{filled}"\n'
+    'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset={declared}\\n"\n\n'
+    'msgid "{word}"\nmsgstr "{filled}"\n'
 )
 XLIFF_WORD = (
-    "<?xml version='1.0' encoding='{declared}'?><segment><source>{word}</source><target>{filled}</target></segment>"
+    "<?xml version='1.0' encoding='{declared}'?>"
+    "<segment><source>{word}</source><target>{filled}</target></segment>"
 )
 HTML_WORD = '<meta http-equiv=x content="text/html; charset={declared}"><p>{text}'
 SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
@@ -276,12 +295,20 @@ SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
         (".xlf", XLIFF_WORD, "UTF-16", "utf-16-be", "größe"),
         (".html", HTML_WORD, "iso-8859-1", "cp1252", "“große”"),
         (".html", HTML_WORD, "Shift_JIS", "shift_jis", "言葉 a"),
-        (".xhtml", "<?xml version='1.0' encoding='{declared}'?><p>{text}</p>", "iso-8859-2", "iso-8859-2", "łoś"),
+        (
+            ".xhtml",
+            "<?xml version='1.0' encoding='{declared}'?><p>{text}</p>",
+            "iso-8859-2",
+            "iso-8859-2",
+            "łoś",
+        ),
         (".srt", SRT_WORD, "", "utf-16", "größe"),
         (".vtt", "WEBVTT\n\n" + SRT_WORD, "", "utf-8-sig", "größe"),
     ],
 )
-def test_encoding_of_a_document_stays(suffix: str, document: str, declared: str, encoding: str, word: str) -> None:
+def test_encoding_of_a_document_stays(
+    suffix: str, document: str, declared: str, encoding: str, word: str
+) -> None:
     source, expected = (
         document.format(declared=declared, word=word, text=text, filled=filled).encode(encoding)
         for text, filled in ((word, ""), (word.upper(), word.upper()))
@@ -306,7 +333,9 @@ def test_text_that_its_encoding_lacks_is_refused(suffix: str, data: bytes, names
     assert translate_document(page, ".html", translator_by(lambda _: "日")).endswith(b"&#26085;")
 
 
-@pytest.mark.parametrize(("declaration", "encoding"), [("", "cp1252"), ('<meta charset="utf-8">', "utf-8")])
+@pytest.mark.parametrize(
+    ("declaration", "encoding"), [("", "cp1252"), ('<meta charset="utf-8">', "utf-8")]
+)
 def test_browsers_read_the_letters_of_a_page(declaration: str, encoding: str) -> None:
     """Without a declaration they take windows-1252."""
     page = f"<html><head>{declaration}<title>One</title></head><body><p>two&nbsp;three</p></body></html>"
@@ -316,7 +345,9 @@ def test_browsers_read_the_letters_of_a_page(declaration: str, encoding: str) ->
 
 def word_of_attributes(count: int) -> bytes:
     names = " ".join(f'a{number}="b"' for number in range(count))
-    part = f'<w:document xmlns:w="{W}"><w:p {names}><w:r><w:t>one two</w:t></w:r></w:p></w:document>'
+    part = (
+        f'<w:document xmlns:w="{W}"><w:p {names}><w:r><w:t>one two</w:t></w:r></w:p></w:document>'
+    )
     return zipped({"word/document.xml": part})
 
 
@@ -340,26 +371,36 @@ def test_time_grows_with_the_length_of_a_document_of_any_shape(name: str) -> Non
         return time.process_time() - start
 
     seconds(10)  # imports
-    assert seconds(8000) < 16 * min(seconds(1000) for _ in range(3)) + 0.1  # 64 if it were quadratic
+    assert (
+        seconds(8000) < 16 * min(seconds(1000) for _ in range(3)) + 0.1
+    )  # 64 if it were quadratic
 
 
 @pytest.mark.parametrize("charset", ["CHARSET", "UTF-8"])
 def test_filled_template_of_gettext_is_a_catalogue(charset: str) -> None:
     msgfmt = shutil.which("msgfmt") or pytest.skip("needs msgfmt")
-    header = f"PO-Revision-Date: YEAR-MO-DA HO:MI+ZONE\\nContent-Type: text/plain; charset={charset}\\n"
+    header = (
+        f"PO-Revision-Date: YEAR-MO-DA HO:MI+ZONE\\nContent-Type: text/plain; charset={charset}\\n"
+    )
     messages = '#, fuzzy\nmsgid "one"\nmsgstr ""\n\nmsgid "two"\nmsgstr ""\n'
     template = f'# A title\n#, fuzzy\nmsgid ""\nmsgstr "{header}"\n\n{messages}'
     filled = translate_document(template.encode(), ".pot", translator_by(lambda _: "zwölf"))
     assert filled.count(b"fuzzy") == 1  # Babel takes no catalogue whose header is
-    compiled = subprocess.run([msgfmt, "-o", "-", "-"], input=filled, check=True, capture_output=True)
+    compiled = subprocess.run(
+        [msgfmt, "-o", "-", "-"], input=filled, check=True, capture_output=True
+    )
     assert gettext.GNUTranslations(io.BytesIO(compiled.stdout)).gettext("two") == "zwölf"
-    plurals = template.replace(header, f"{header}Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n")
+    plurals = template.replace(
+        header, f"{header}Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"
+    )
     assert "msginit" in error_of(translate_document, plurals.encode(), ".pot", translator_by(str))
 
 
 @pytest.mark.parametrize("words", [1, 2, 9, 40])
 def test_sentence_over_several_cues_leaves_none_empty(words: int) -> None:
-    translated = translate_document(SRT.encode(), ".srt", translator_by(lambda _: " ".join(["word"] * words))).decode()
+    translated = translate_document(
+        SRT.encode(), ".srt", translator_by(lambda _: " ".join(["word"] * words))
+    ).decode()
     assert [line for line in translated.split("\n") if "-->" in line] == [
         line for line in SRT.split("\n") if "-->" in line
     ]
@@ -378,11 +419,18 @@ def test_sentence_over_several_cues_leaves_none_empty(words: int) -> None:
 )
 def test_cues_end_where_players_end_them(end: str, first: str, second: str) -> None:
     for number in ("2" + first[-1], ""):
-        document = f"1{first[-1]}{first}<i>Go.</i>{end}{number}{second}at 1: a --> b.{end}{number}{first}"
+        document = (
+            f"1{first[-1]}{first}<i>Go.</i>{end}{number}{second}at 1: a --> b.{end}{number}{first}"
+        )
         seen: list[str] = []
-        assert translate_document(document.encode(), ".srt", translator_by(str, seen)) == document.encode()
+        assert (
+            translate_document(document.encode(), ".srt", translator_by(str, seen))
+            == document.encode()
+        )
         assert seen == ["Go.", "at 1: a --> b."]
-    assert "documents" in error_of(lambda: translate_document(b"no cues", ".srt", translator_by(str)))
+    assert "documents" in error_of(
+        lambda: translate_document(b"no cues", ".srt", translator_by(str))
+    )
 
 
 @pytest.mark.parametrize(
@@ -410,7 +458,9 @@ def test_cues_end_where_players_end_them(end: str, first: str, second: str) -> N
 )
 def test_markdown_keeps_its_structure(document: str, texts: list[str]) -> None:
     seen: list[str] = []
-    assert translate_document(document.encode(), ".md", translator_by(str, seen)) == document.encode()
+    assert (
+        translate_document(document.encode(), ".md", translator_by(str, seen)) == document.encode()
+    )
     assert seen == texts
     upper = translate_document(document.encode(), ".md", translator_by(str.upper)).decode()
     assert upper.lower() == document.lower() and upper.count("\n") == document.count("\n")
@@ -425,9 +475,19 @@ def test_long_markdown_is_split_in_linear_time(line: str) -> None:
 @pytest.mark.parametrize(
     ("suffix", "document", "texts", "added"),
     [
-        (".po", 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\nmsgstr[2] ""\n"y"\n', ["b"], '[1] "B"'),
+        (
+            ".po",
+            'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\nmsgstr[2] ""\n"y"\n',
+            ["b"],
+            '[1] "B"',
+        ),
         (".po", 'msgctxt "c"\nmsgid ""\n"a "\n"b"\nmsgstr ""\n', ["a b"], 'msgstr "A B"'),
-        (".po", 'msgid "a \\033[1mb\\a c"\nmsgstr ""\n', ["a \x1b[1mb\a c"], 'msgstr "A \\033[1MB\\a C"'),
+        (
+            ".po",
+            'msgid "a \\033[1mb\\a c"\nmsgstr ""\n',
+            ["a \x1b[1mb\a c"],
+            'msgstr "A \\033[1MB\\a C"',
+        ),
         (
             ".xlf",
             "<trans-unit><source><![CDATA[a <b>b</b>]]></source></trans-unit>",
@@ -459,7 +519,9 @@ def test_long_markdown_is_split_in_linear_time(line: str) -> None:
 )
 def test_translation_files_are_filled_where_they_are_empty(suffix, document, texts, added) -> None:
     seen: list[str] = []
-    filled = translate_document(document.encode(), suffix, translator_by(str.upper, seen), "en", "de").decode()
+    filled = translate_document(
+        document.encode(), suffix, translator_by(str.upper, seen), "en", "de"
+    ).decode()
     assert seen == texts and added in filled
 
 
@@ -491,36 +553,60 @@ def zipped(files: dict[str, str]) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for name, content in files.items():
-            archive.writestr(name, content, zipfile.ZIP_DEFLATED if ".xml" in name else zipfile.ZIP_STORED)
+            archive.writestr(
+                name, content, zipfile.ZIP_DEFLATED if ".xml" in name else zipfile.ZIP_STORED
+            )
     return data.getvalue()
 
 
 def content_of(data: bytes) -> list[tuple[str, bytes, int]]:
     archive = zipfile.ZipFile(io.BytesIO(data))
-    return [(entry.filename, archive.read(entry), entry.compress_type) for entry in archive.infolist()]
+    return [
+        (entry.filename, archive.read(entry), entry.compress_type) for entry in archive.infolist()
+    ]
 
 
 def test_word_processor_documents_keep_their_formatting() -> None:
-    word = zipped({"[Content_Types].xml": "<t/>", "word/document.xml": DOCX, "word/media/i.png": "x"})
+    word = zipped(
+        {"[Content_Types].xml": "<t/>", "word/document.xml": DOCX, "word/media/i.png": "x"}
+    )
     seen: list[str] = []
-    assert content_of(translate_document(word, ".docx", translator_by(str, seen))) == content_of(word)
+    assert content_of(translate_document(word, ".docx", translator_by(str, seen))) == content_of(
+        word
+    )
     assert seen == ["Hello big dog.", "Two"]
 
     def reversed_words(texts):
         links = [(0, 2), (1, 1), (2, 0)]
-        return [[TranslatedPart(text, "Hund groß Hallo", links if " " in text else None)] for text in texts]
+        return [
+            [TranslatedPart(text, "Hund groß Hallo", links if " " in text else None)]
+            for text in texts
+        ]
 
-    contents = {name: content for name, content, _ in content_of(translate_document(word, ".docx", reversed_words))}
+    contents = {
+        name: content
+        for name, content, _ in content_of(translate_document(word, ".docx", reversed_words))
+    }
     root = etree.fromstring(contents["word/document.xml"])
-    runs = [("".join(run.itertext()), run.find(f"{{{W}}}rPr") is not None) for run in root.iter(f"{{{W}}}r")]
+    runs = [
+        ("".join(run.itertext()), run.find(f"{{{W}}}rPr") is not None)
+        for run in root.iter(f"{{{W}}}r")
+    ]
     assert "".join(text for text, _ in runs) == "Hund groß HalloHund groß Hallo"
     assert [text.strip() for text, bold in runs if bold] == ["groß"]
-    office, seen = zipped({"mimetype": "x", "content.xml": content_xml(ODT), "Pictures/i.png": "x"}), []
-    assert content_of(translate_document(office, ".odt", translator_by(str, seen))) == content_of(office)
+    office, seen = (
+        zipped({"mimetype": "x", "content.xml": content_xml(ODT), "Pictures/i.png": "x"}),
+        [],
+    )
+    assert content_of(translate_document(office, ".odt", translator_by(str, seen))) == content_of(
+        office
+    )
     assert seen == ["Head", "Hello big dog.", "A note"]
     upper = content_of(translate_document(office, ".odt", translator_by(str.upper)))
     expected = ODT.replace("Head", "HEAD").replace("Hello", "HELLO").replace("big<", "BIG<")
-    assert same_xml(upper[1][1], content_xml(expected.replace("dog", "DOG").replace("A note", "A NOTE")))
+    assert same_xml(
+        upper[1][1], content_xml(expected.replace("dog", "DOG").replace("A note", "A NOTE"))
+    )
 
 
 def run(text: str, form: str = "") -> str:
@@ -532,7 +618,9 @@ def mark(kind: str) -> str:
 
 
 FIELD = f"{mark('begin')}<w:r><w:instrText> DATE </w:instrText></w:r>{mark('separate')}{run('1 May')}{mark('end')}"
-LINK_FIELD = f'{mark("begin")}<w:r><w:instrText> HYPERLINK "x"</w:instrText></w:r>{mark("separate")}'
+LINK_FIELD = (
+    f'{mark("begin")}<w:r><w:instrText> HYPERLINK "x"</w:instrText></w:r>{mark("separate")}'
+)
 BOX = "<w:r><w:drawing><w:txbxContent><w:p>{}</w:p></w:txbxContent></w:drawing></w:r>"
 STRONG = '<w:rStyle w:val="Strong"/>'
 CODE = run("x_y", '<w:rStyle w:val="VerbatimChar"/>')
@@ -549,7 +637,10 @@ PARAGRAPHS = {
         f"{run('Al', '<w:b/>')}{run('phabet now')}",
         f"{run('NOW ')}{run('AL', '<w:b/>')}{run('PHABET')}",
     ),
-    "a field stays whole": (f"{run('On ')}{FIELD}{run(' we go')}", f"{run('GO ')}{FIELD}{run(' WE ON')}"),
+    "a field stays whole": (
+        f"{run('On ')}{FIELD}{run(' we go')}",
+        f"{run('GO ')}{FIELD}{run(' WE ON')}",
+    ),
     "the text of a link field is translated": (
         f"{run('a ')}{LINK_FIELD}{run('b c')}{mark('end')}",
         f"{LINK_FIELD}{run('C B')}{mark('end')}{run(' A')}",
@@ -624,12 +715,16 @@ PARAGRAPHS = {
 
 
 @pytest.mark.parametrize(("paragraph", "expected"), PARAGRAPHS.values(), ids=PARAGRAPHS)
-def test_formats_of_word_documents_go_with_their_words(paragraph: str, expected: str | None) -> None:
+def test_formats_of_word_documents_go_with_their_words(
+    paragraph: str, expected: str | None
+) -> None:
     document, translated = (
         f'<w:document xmlns:w="{W}" xmlns:r="urn:r"><w:body><w:p>{text}</w:p></w:body></w:document>'
         for text in (paragraph, expected)
     )
-    result = content_of(translate_document(zipped({"word/document.xml": document}), ".docx", backwards))[0][1].decode()
+    result = content_of(
+        translate_document(zipped({"word/document.xml": document}), ".docx", backwards)
+    )[0][1].decode()
     assert same_xml(result, document if expected is None else translated)
 
 
@@ -690,8 +785,14 @@ MARKDOWN_CASES = [
     ("- ```\n  a b\n  ```\n- c d\n", "- ```\n  a b\n  ```\n- D C\n"),
 ]
 HTML_CASES = [
-    ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>, a b", "B A <ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>,"),
-    ('<a href="#">a b</a><x-bar><h2>c d</h2></x-bar>', '<a href="#">B A</a><x-bar><h2>D C</h2></x-bar>'),
+    (
+        "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>, a b",
+        "B A <ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>,",
+    ),
+    (
+        '<a href="#">a b</a><x-bar><h2>c d</h2></x-bar>',
+        '<a href="#">B A</a><x-bar><h2>D C</h2></x-bar>',
+    ),
     ("<x-box>a b<p>c d</x-box>", "<x-box>B A<p>D C</x-box>"),
     ("<p>of H<sub>2</sub>O and x<sup>2</sup> is", "<p>IS X<sup>2</sup> H<sub>2</sub>O AND OF"),
 ]
@@ -724,7 +825,10 @@ XLIFF_CASES += [
     )
     for source, target in [
         ('a <bpt id="1"/>b c<ept id="1"/> d', 'D <bpt id="1"/>C B<ept id="1"/> A'),
-        ('a <bx id="1" rid="7"/>b c<ex id="2" rid="7"/> d', 'D <bx id="1" rid="7"/>C B<ex id="2" rid="7"/> A'),
+        (
+            'a <bx id="1" rid="7"/>b c<ex id="2" rid="7"/> d',
+            'D <bx id="1" rid="7"/>C B<ex id="2" rid="7"/> A',
+        ),
         ('a <sc id="1"/>b c<ec startRef="1"/> d', 'D <sc id="1"/>C B<ec startRef="1"/> A'),
         ('a <sm id="1"/>b c<em startRef="1"/> d', 'D <sm id="1"/>C B<em startRef="1"/> A'),
     ]
@@ -739,7 +843,10 @@ BREAKS = [
     "<ph>&lt;br&gt;</ph>",
 ]
 XLIFF_CASES += [
-    (unit.format(f"a b{code}c d", ""), unit.format(f"a b{code}c d", f"<target>B A{code}D C</target>"))
+    (
+        unit.format(f"a b{code}c d", ""),
+        unit.format(f"a b{code}c d", f"<target>B A{code}D C</target>"),
+    )
     for code in BREAKS
     for unit in ["<trans-unit><source>{}</source>{}</trans-unit>"]
 ]
@@ -762,14 +869,20 @@ def test_markup_goes_with_its_words(suffix: str, document: str, expected: str | 
         if suffix != ".odt":
             return translate_document(text.encode(), suffix, translate).decode()
         content = content_of(
-            translate_document(zipped({"content.xml": content_xml(f"<text:p>{text}</text:p>")}), suffix, translate)
+            translate_document(
+                zipped({"content.xml": content_xml(f"<text:p>{text}</text:p>")}), suffix, translate
+            )
         )[0][1]
         return content.decode()
 
     expected = document if expected is None else expected
     if suffix == ".odt":
-        assert translated(document, translator_by(str)) == content_xml(f"<text:p>{document}</text:p>")
-        assert same_xml(translated(document, backwards), content_xml(f"<text:p>{expected}</text:p>"))
+        assert translated(document, translator_by(str)) == content_xml(
+            f"<text:p>{document}</text:p>"
+        )
+        assert same_xml(
+            translated(document, backwards), content_xml(f"<text:p>{expected}</text:p>")
+        )
     elif suffix == ".xlf":
         assert same_xml(translated(document, backwards), expected)
     elif suffix == ".srt":
@@ -788,20 +901,28 @@ def test_white_space_of_a_translation_memory_stays() -> None:
     ).decode() == memory.replace("</tuv>", f"</tuv>{added}")
 
 
-@pytest.mark.parametrize(("name", "hyphen"), [("noBreakHyphen", "\u2011"), ("softHyphen", "\u00ad")])
+@pytest.mark.parametrize(
+    ("name", "hyphen"), [("noBreakHyphen", "\u2011"), ("softHyphen", "\u00ad")]
+)
 def test_hyphens_of_word_stay_in_their_word(name: str, hyphen: str) -> None:
     run = f"<w:r><w:t>well</w:t><w:{name}/><w:t>known</w:t></w:r>"
     part = f'<w:document xmlns:w="{W}"><w:p>{run}</w:p></w:document>'
     seen: list[str] = []
-    translated = translate_document(zipped({"word/document.xml": part}), ".docx", translator_by(str.upper, seen))
+    translated = translate_document(
+        zipped({"word/document.xml": part}), ".docx", translator_by(str.upper, seen)
+    )
     assert seen == [f"well{hyphen}known"]
-    assert "".join(etree.fromstring(content_of(translated)[0][1]).itertext()) == f"WELL{hyphen}KNOWN"
+    assert (
+        "".join(etree.fromstring(content_of(translated)[0][1]).itertext()) == f"WELL{hyphen}KNOWN"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".docx", ".odt"])
 @pytest.mark.parametrize("files", [{}, {"xl/workbook.xml": "<x/>"}])
 def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -> None:
-    assert "documents" in error_of(lambda: translate_document(zipped(files), suffix, translator_by(str)))
+    assert "documents" in error_of(
+        lambda: translate_document(zipped(files), suffix, translator_by(str))
+    )
 
 
 @pytest.mark.parametrize("stray", ["", "=== word/document.xml ===\n<?xml?>", "{}", "\0\1"])
@@ -855,14 +976,35 @@ def test_document_is_translated_sentence_by_sentence(tmp_path: Path, capfdbinary
     translator = echo_translator()
     one, two = translator.translate(["seven dogs.", "two hundred"])
     page = "<ul><li>seven dogs. <b>two hundred</b> {x}</li></ul>"
-    expected = translate_document(page.encode(), ".html", text_translator(translator, "en", "de")).decode()
+    expected = translate_document(
+        page.encode(), ".html", text_translator(translator, "en", "de")
+    ).decode()
     # the alignment of a random model decides where the placeholder stands
     assert expected.count(" {x}") == 1
     assert expected.replace(" {x}", "") == f"<ul><li>{one} <b>{two}</b></li></ul>"
     (tmp_path / "page.html").write_text(page)
-    common = ["translate", "--model", str(echo_folder(tmp_path / "model")), "--input", str(tmp_path / "page.html")]
+    common = [
+        "translate",
+        "--model",
+        str(echo_folder(tmp_path / "model")),
+        "--input",
+        str(tmp_path / "page.html"),
+    ]
     assert pytest.raises(SystemExit, main, common).value.code == 0
     assert capfdbinary.readouterr().out.decode() == expected
-    assert pytest.raises(SystemExit, main, [*common, "--output", str(tmp_path / "new.html")]).value.code == 0
+    assert (
+        pytest.raises(
+            SystemExit, main, [*common, "--output", str(tmp_path / "new.html")]
+        ).value.code
+        == 0
+    )
     assert (tmp_path / "new.html").read_text() == expected
-    assert set(SUFFIXES) == set(DOCUMENTS) | {".htm", ".xhtml", ".markdown", ".pot", ".xliff", ".docx", ".odt"}
+    assert set(SUFFIXES) == set(DOCUMENTS) | {
+        ".htm",
+        ".xhtml",
+        ".markdown",
+        ".pot",
+        ".xliff",
+        ".docx",
+        ".odt",
+    }

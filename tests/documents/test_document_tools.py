@@ -56,7 +56,15 @@ def translated(path: Path) -> Path:
 
 def office(folder: Path, kind: str, *paths: Path) -> list[Path]:
     """Files that LibreOffice writes."""
-    command = [tool("soffice"), "--headless", "--convert-to", kind, "--outdir", str(folder), *map(str, paths)]
+    command = [
+        tool("soffice"),
+        "--headless",
+        "--convert-to",
+        kind,
+        "--outdir",
+        str(folder),
+        *map(str, paths),
+    ]
     environment = os.environ | {"HOME": str(folder)}
     subprocess.run(command, check=True, capture_output=True, env=environment)
     return [folder / f"{path.stem}.{kind.partition(':')[0]}" for path in paths]
@@ -86,9 +94,13 @@ def test_pandoc_reads_the_same_structure(suffix: str, tmp_path: Path) -> None:
 def test_libreoffice_reads_the_same_text(suffix: str, tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.odt" for name in SOURCES]
     for path, source in zip(paths, SOURCES.values(), strict=True):
-        subprocess.run([tool("pandoc"), "-f", "markdown", "-o", str(path)], check=True, input=source.encode())
+        subprocess.run(
+            [tool("pandoc"), "-f", "markdown", "-o", str(path)], check=True, input=source.encode()
+        )
     written = office(tmp_path / "written", suffix[1:], *paths)
-    texts = office(tmp_path / "text", "txt:Text (encoded):UTF8", *written, *map(translated, written))
+    texts = office(
+        tmp_path / "text", "txt:Text (encoded):UTF8", *written, *map(translated, written)
+    )
     for before, after in zip(texts[: len(paths)], texts[len(paths) :], strict=True):
         assert after.read_text("utf-8").upper() == before.read_text("utf-8").upper(), before.name
 
@@ -96,11 +108,14 @@ def test_libreoffice_reads_the_same_text(suffix: str, tmp_path: Path) -> None:
 def test_gettext_reads_the_same_messages(tmp_path: Path) -> None:
     path = tmp_path / "de.po"
     head = (
-        'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\nPlural-Forms: nplurals=2; plural=(n != 1);\\n"\n'
+        'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n'
+        'Plural-Forms: nplurals=2; plural=(n != 1);\\n"\n'
     )
     messages = 'msgid "one"\nmsgstr ""\n\nmsgid ""\n"a \\"b\\"\\n"\n"c"\nmsgstr ""\n\nmsgid "x"\nmsgid_plural "xs"\n'
     path.write_text(f'{head}\n{messages}msgstr[0] ""\nmsgstr[1] ""\n', "utf-8")
     other = translated(path)
     subprocess.run([tool("msgfmt"), "-c", "-o", os.devnull, str(other)], check=True)
-    counted = subprocess.run(["msgfmt", "--statistics", "-o", os.devnull, str(other)], capture_output=True, text=True)
+    counted = subprocess.run(
+        ["msgfmt", "--statistics", "-o", os.devnull, str(other)], capture_output=True, text=True
+    )
     assert counted.stderr.startswith("3 translated")

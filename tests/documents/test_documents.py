@@ -53,7 +53,15 @@ def test_text_is_split_into_sentences_and_layout() -> None:
 
 
 CHARACTERS = st.sampled_from(" \t\n\r.!?-*1)(aBé。 \u00a0\u2028日\x00\ufeff{}%@/")
-PLACEHOLDERS = ["{name}", "%1$s", "https://example.com/a", "ann@example.org", "<x/>", "&nbsp;", "12:30"]
+PLACEHOLDERS = [
+    "{name}",
+    "%1$s",
+    "https://example.com/a",
+    "ann@example.org",
+    "<x/>",
+    "&nbsp;",
+    "12:30",
+]
 PIECES = st.sampled_from(
     [
         "seven dogs. ",
@@ -79,7 +87,11 @@ def check_layout(text: str) -> None:
     """The parts are the text, sentences have letters, and no placeholder is lost on the way to the model and back."""
     parts = split_text(text, sentence_splitter("en"))
     assert "".join(part.text for part in parts) == text
-    assert all(part.text.strip() == part.text and has_words(part.text) for part in parts if part.is_sentence)
+    assert all(
+        part.text.strip() == part.text and has_words(part.text)
+        for part in parts
+        if part.is_sentence
+    )
     for language in ("en", "de", "zh"):
         parts = split_text(text, sentence_splitter(language), language)
         assert join_text(parts, sentences_of(parts), language, language) == text
@@ -106,7 +118,11 @@ def test_parts_of_5_000_texts_are_the_text(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("language", "text", "count"),
-    [("de", "Am 3. Mai kam er z. B. an. Dann ging er.", 2), ("zh", "你好。我很好！再见", 3), (None, "One. Two.", 2)],
+    [
+        ("de", "Am 3. Mai kam er z. B. an. Dann ging er.", 2),
+        ("zh", "你好。我很好！再见", 3),
+        (None, "One. Two.", 2),
+    ],
 )
 def test_languages_have_their_own_rules(language: str | None, text: str, count: int) -> None:
     assert len(sentences_of(split_text(text, sentence_splitter(language)))) == count
@@ -119,7 +135,18 @@ WORDLESS = """
 
 
 @pytest.mark.parametrize(
-    "text", [*WORDLESS.split(), "* * *", "🌷🌷 🌷", "\u200b", "42 %", "{{ count }}", "{a} - %s, 3.5", "§ 3", "№ 5"]
+    "text",
+    [
+        *WORDLESS.split(),
+        "* * *",
+        "🌷🌷 🌷",
+        "\u200b",
+        "42 %",
+        "{{ count }}",
+        "{a} - %s, 3.5",
+        "§ 3",
+        "№ 5",
+    ],
 )
 def test_text_without_words_is_layout(text: str) -> None:
     split = sentence_splitter("en")
@@ -134,7 +161,8 @@ def test_words_next_to_what_is_not_translated_are_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    "separator", ["\t", "\r", "\r\n", "\u2028", "\u2029", "\x85", "\v", "\f", "\ufeff", "\t\t", " \t "]
+    "separator",
+    ["\t", "\r", "\r\n", "\u2028", "\u2029", "\x85", "\v", "\f", "\ufeff", "\t\t", " \t "],
 )
 def test_line_and_cell_ends_separate_sentences(separator: str) -> None:
     parts = split_text(f"seven{separator}eight", sentence_splitter("en"))
@@ -143,7 +171,10 @@ def test_line_and_cell_ends_separate_sentences(separator: str) -> None:
 
 
 def test_byte_order_mark_is_layout() -> None:
-    assert split_text("\ufeffseven", sentence_splitter("en")) == [Part("\ufeff", False), Part("seven", True)]
+    assert split_text("\ufeffseven", sentence_splitter("en")) == [
+        Part("\ufeff", False),
+        Part("seven", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +209,9 @@ def test_ordinal_numbers_are_no_list_marks(language: str, text: str, sentences: 
 )
 def test_sentences_are_joined_as_the_target_language_writes_them(languages, text, joined):
     parts = split_text(text, sentence_splitter(languages[0]), languages[0])
-    assert join_text(parts, [f"<{i}>" for i in range(len(sentences_of(parts)))], *languages) == joined
+    assert (
+        join_text(parts, [f"<{i}>" for i in range(len(sentences_of(parts)))], *languages) == joined
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +226,9 @@ def test_sentences_are_joined_as_the_target_language_writes_them(languages, text
         ("● one\n☐ two\n→ three", ["one", "two", "three"]),
     ],
 )
-def test_sentences_end_at_breaks_and_not_within_placeholders(text: str, sentences: list[str]) -> None:
+def test_sentences_end_at_breaks_and_not_within_placeholders(
+    text: str, sentences: list[str]
+) -> None:
     parts = split_text(text, sentence_splitter("en"), "en")
     assert [part.text for part in parts if part.is_sentence] == sentences
     assert "".join(part.text for part in parts) == text
@@ -216,7 +251,8 @@ def test_documents_keep_their_layout(caplog: pytest.LogCaptureFixture) -> None:
     lines = TEXT.replace("\r", "").split("\n")
     found = list(translate_documents(translator, lines, "en", num_beams=1))
     expected = [
-        join_text(parts, translator.translate(sentences_of(parts), num_beams=1)) for parts in map(_split, lines)
+        join_text(parts, translator.translate(sentences_of(parts), num_beams=1))
+        for parts in map(_split, lines)
     ]
     assert found == expected and found != lines
     assert [line == "" for line in found] == [line == "" for line in lines]
@@ -228,16 +264,23 @@ def _split(line: str) -> list[Part]:
     return split_text(line, sentence_splitter("en"))
 
 
-def test_long_sentences_are_cut_and_named_with_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_sentences_are_cut_and_named_with_their_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     translator = echo_translator()
     long = "seven " * 150 + "one, " + "seven " * 150 + "seven."
     tokens = len(translator.source_tokenizer(long)["input_ids"])
     lines = ["seven."] * 300 + [f"seven. {long}", "seven."]
-    translations = list(translate_documents(translator, lines, "en", first_line=11, max_new_tokens=2))
+    translations = list(
+        translate_documents(translator, lines, "en", first_line=11, max_new_tokens=2)
+    )
     (message,) = caplog.messages
     assert "line 311" in message and str(tokens) in message
     pieces = ["seven.", long[: long.index("one") + 4], long[long.index("one") + 5 :]]
-    assert translations[300] == " ".join(translator.translate(pieces, max_new_tokens=2)) and len(translations) == 302
+    assert (
+        translations[300] == " ".join(translator.translate(pieces, max_new_tokens=2))
+        and len(translations) == 302
+    )
 
 
 def test_learned_positions_cut_sentences_and_errors_name_the_line_of_the_file() -> None:
@@ -251,14 +294,20 @@ def test_learned_positions_cut_sentences_and_errors_name_the_line_of_the_file() 
 @pytest.mark.parametrize(
     ("text", "limit", "pieces"),
     [
-        ("a house, seven two hundred; seven seven", 7, ["a house, ", "seven two hundred; ", "seven seven"]),
+        (
+            "a house, seven two hundred; seven seven",
+            7,
+            ["a house, ", "seven two hundred; ", "seven seven"],
+        ),
         ("seven seven seven seven", 4, ["seven seven ", "seven seven"]),
         ("seven seven", 10, ["seven seven"]),
         ("日本語日本語", 12, ["日本語", "日本語"]),
         ("日" + "x" * 60, 20, None),
     ],
 )
-def test_sentences_are_cut_at_clauses_or_words(text: str, limit: int, pieces: list[str] | None) -> None:
+def test_sentences_are_cut_at_clauses_or_words(
+    text: str, limit: int, pieces: list[str] | None
+) -> None:
     translator = echo_translator()
     translator.model.config.trained_source_length = limit
     cut = SentenceCutter(translator)

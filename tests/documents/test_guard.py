@@ -7,7 +7,13 @@ import pytest
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.documents.guard import guarded
 from hf_vanilla_transformer.documents.markdown_text import read_markdown
-from hf_vanilla_transformer.documents.readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
+from hf_vanilla_transformer.documents.readings import (
+    read_html,
+    read_po,
+    read_subtitles,
+    read_tmx,
+    read_xliff,
+)
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from tests.documents.translators import backwards, upper
 from tests.model_helpers import error_of
@@ -34,18 +40,30 @@ DOCUMENTS = {
         read_subtitles,
         SRT,
         ["Seven dogs run", "Home"],
-        SRT.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN").replace("Home", "HOME"),
+        SRT.replace("Seven", "SEVEN")
+        .replace("dogs", "DOGS")
+        .replace("run", "RUN")
+        .replace("Home", "HOME"),
         False,
     ),
     "vtt": (read_subtitles, VTT, ["Seven dogs"], VTT.replace("Seven dogs", "SEVEN DOGS"), False),
     "po": (read_po, PO, ["Seven dogs"], PO.replace('msgstr ""', 'msgstr "SEVEN DOGS"'), True),
     "xliff": (read_xliff, XLIFF.format(""), ["Seven dogs"], XLIFF.format("SEVEN DOGS"), True),
-    "tmx": (lambda text: read_tmx(text, "de"), TMX.format(""), ["Seven dogs"], TMX.format(VARIANT), True),
+    "tmx": (
+        lambda text: read_tmx(text, "de"),
+        TMX.format(""),
+        ["Seven dogs"],
+        TMX.format(VARIANT),
+        True,
+    ),
     "markdown": (
         read_markdown,
         MARKDOWN,
         ["Seven", "dogs run home"],
-        MARKDOWN.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN").replace("home", "HOME"),
+        MARKDOWN.replace("Seven", "SEVEN")
+        .replace("dogs", "DOGS")
+        .replace("run", "RUN")
+        .replace("home", "HOME"),
         False,
     ),
 }
@@ -93,24 +111,33 @@ def test_translation_that_changes_only_the_text_is_written(name: str) -> None:
         for name, document in DOCUMENTS.items()
         for damage, (pattern, _) in DAMAGES.items()
         if re.search(pattern, document[3], re.DOTALL)
-        and not (damage == "an element is added" and name in ("po", "xliff", "tmx"))  # text, or a copy of the source
+        and not (
+            damage == "an element is added" and name in ("po", "xliff", "tmx")
+        )  # text, or a copy of the source
         and not (damage == "a line of markup is broken" and name == "html")  # browsers read on
     ],
 )
 def test_damaged_translation_is_refused(name: str, damage: str) -> None:
     pattern, replacement = DAMAGES[damage]
     damaged = re.compile(pattern, re.DOTALL)
-    assert "documents" in error_of(lambda: checked(name, lambda translation: damaged.sub(replacement, translation)))
+    assert "documents" in error_of(
+        lambda: checked(name, lambda translation: damaged.sub(replacement, translation))
+    )
 
 
-XHTML = "<?xml version='1.0'?><html xmlns='http://www.w3.org/1999/xhtml'><body><p>{}</p></body></html>"
+XHTML = (
+    "<?xml version='1.0'?><html xmlns='http://www.w3.org/1999/xhtml'><body><p>{}</p></body></html>"
+)
 
 
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
         # the title of a picture in a line ends no line
-        ("<p>one <svg><title>x</title></svg> two</p>", "<p><svg><title>x</title></svg> TWO ONE</p>"),
+        (
+            "<p>one <svg><title>x</title></svg> two</p>",
+            "<p><svg><title>x</title></svg> TWO ONE</p>",
+        ),
         # XML has no names for these characters, and HTML has. Both have their numbers
         (XHTML.format("one &mdash; caf&eacute;"), XHTML.format("CAF&#201; &#8212; ONE")),
         # browsers show a bare "&" and "<", and a translation escapes them
@@ -122,7 +149,9 @@ def test_pages_that_both_readers_understand_are_not_refused(document: str, expec
     assert translate_document(document.encode(), ".html", backwards).decode() == expected
 
 
-@pytest.mark.parametrize(("suffix", "document"), [(".html", "<p>one</p><p>two</p>"), (".md", "one\n\ntwo\n")])
+@pytest.mark.parametrize(
+    ("suffix", "document"), [(".html", "<p>one</p><p>two</p>"), (".md", "one\n\ntwo\n")]
+)
 def test_empty_translation_is_refused(suffix: str, document: str) -> None:
     def half(texts):
         return [[TranslatedPart(text, "" if text == "two" else text)] for text in texts]
@@ -136,15 +165,26 @@ def test_file_is_refused_before_it_is_translated() -> None:
 
     deep = "<b>" * 10_000 + "seven dogs"
     assert "two readers" in error_of(lambda: translate_document(deep.encode(), ".html", never))
-    assert "line 2 is no line of PO" in error_of(translate_document, b'msgid "a"\nmsgst "b"\n', ".po", never)
+    assert "line 2 is no line of PO" in error_of(
+        translate_document, b'msgid "a"\nmsgst "b"\n', ".po", never
+    )
 
 
 @pytest.mark.parametrize(
     ("document", "ends"),
     [
-        ("<html><body>\n<p>One two\n<pre><code><div>\ncode</code></pre><p>Three</body>", (4, "code", "div", 3)),
-        ("<ul><li>One<li>Two</ul>\n<div>\n<code><div>x</code></div>\n<p>Three", (3, "code", "div", 3)),
-        ("<p>One<br><img src=x>\n<table><tr><td>a<tr><td>b</table>\n<pre><div>x</pre><p>y", (3, "pre", "div", 3)),
+        (
+            "<html><body>\n<p>One two\n<pre><code><div>\ncode</code></pre><p>Three</body>",
+            (4, "code", "div", 3),
+        ),
+        (
+            "<ul><li>One<li>Two</ul>\n<div>\n<code><div>x</code></div>\n<p>Three",
+            (3, "code", "div", 3),
+        ),
+        (
+            "<p>One<br><img src=x>\n<table><tr><td>a<tr><td>b</table>\n<pre><div>x</pre><p>y",
+            (3, "pre", "div", 3),
+        ),
     ],
 )
 def test_refusal_of_html_names_the_end_tag_of_another_element(document: str, ends: tuple) -> None:
@@ -153,5 +193,10 @@ def test_refusal_of_html_names_the_end_tag_of_another_element(document: str, end
 
 
 def test_refusal_of_well_nested_html_names_no_tag() -> None:
-    line = error_of(translate_document, b"<p>One <b>two</b></p>", ".html", lambda texts: [[TranslatedPart("One", "")]])
+    line = error_of(
+        translate_document,
+        b"<p>One <b>two</b></p>",
+        ".html",
+        lambda texts: [[TranslatedPart("One", "")]],
+    )
     assert line.endswith("is empty")

@@ -86,7 +86,9 @@ def test_markup_stays_as_it_is_written() -> None:
         ("<div><b>one</div>two</b> three", None, None, "<div><b>one</div>two</b> three"),
     ],
 )
-def test_inline_elements_follow_their_words(document, translation, links, expected, monkeypatch) -> None:
+def test_inline_elements_follow_their_words(
+    document, translation, links, expected, monkeypatch
+) -> None:
     monkeypatch.setattr(words, "_dictionary_words", lambda: list)  # each character is a word
     if translation is None:
         assert filled(document) == expected
@@ -108,8 +110,14 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
         ("<p>one <!-- --><!-- x -->two</p>", ["one two"]),
         # kept elements stay within their sentence
         ("<p>A man named <span translate=no>Bob</span> rides</p>", ["A man named rides"]),
-        ("<p>A man named <span class='x notranslate'>B <b>b</b></span> rides</p>", ["A man named rides"]),
-        ("<p>Press <kbd>Esc</kbd> or call <code>f()</code> at <time>12</time> now</p>", ["Press or call at now"]),
+        (
+            "<p>A man named <span class='x notranslate'>B <b>b</b></span> rides</p>",
+            ["A man named rides"],
+        ),
+        (
+            "<p>Press <kbd>Esc</kbd> or call <code>f()</code> at <time>12</time> now</p>",
+            ["Press or call at now"],
+        ),
         ("one <SPAN TRANSLATE='NO'>two</SPAN> three", ["one three"]),
         ("<code>x</code> is <b>here</b> or <code>y</code>", ["is here or"]),
         ("call <code>f()</code>.", ["call ."]),
@@ -155,7 +163,9 @@ def test_translations_are_escaped(text: str) -> None:
         assert "&amp;" in found or "&" not in text
 
 
-@pytest.mark.parametrize("document", ["<b>" * 1400 + "x" + "</b>" * 1400, "<b>x</b> " * 1000, "<i>" + "x.!" * 3000])
+@pytest.mark.parametrize(
+    "document", ["<b>" * 1400 + "x" + "</b>" * 1400, "<b>x</b> " * 1000, "<i>" + "x.!" * 3000]
+)
 def test_extreme_documents_keep_their_tags(document: str) -> None:
     assert Tags(filled(document)).found == Tags(document).found
 
@@ -176,13 +186,39 @@ class Tags(HTMLParser):
 
 NAMES = st.sampled_from(["b", "i", "a", "p", "div", "img", "br"])
 TEXTS = st.sampled_from(
-    ["one ", "two. ", " Three", "don't", "!", " ", "&amp; ", "\n", "<!-- c -->", "!&nbsp;y", "日本", "é,", "-"]
-    + ["x<sub>2</sub>", "<code>f(a)</code>", "<wbr>", "<img src=x>", "{name}", "\u0939\u093f", "<p>", "<br>", "<g/>"]
+    [
+        "one ",
+        "two. ",
+        " Three",
+        "don't",
+        "!",
+        " ",
+        "&amp; ",
+        "\n",
+        "<!-- c -->",
+        "!&nbsp;y",
+        "日本",
+        "é,",
+        "-",
+    ]
+    + [
+        "x<sub>2</sub>",
+        "<code>f(a)</code>",
+        "<wbr>",
+        "<img src=x>",
+        "{name}",
+        "\u0939\u093f",
+        "<p>",
+        "<br>",
+        "<g/>",
+    ]
 )
-ELEMENTS = st.tuples(st.sampled_from(["b", "a href='#'", "span", "sup", "my-word"]), st.lists(TEXTS, max_size=3)).map(
-    lambda pair: f"<{pair[0]}>{''.join(pair[1])}</{pair[0].split()[0]}>"
+ELEMENTS = st.tuples(
+    st.sampled_from(["b", "a href='#'", "span", "sup", "my-word"]), st.lists(TEXTS, max_size=3)
+).map(lambda pair: f"<{pair[0]}>{''.join(pair[1])}</{pair[0].split()[0]}>")
+NESTED = st.lists(st.one_of(TEXTS, ELEMENTS), max_size=4).map(
+    lambda inner: f"<i>{''.join(inner)}</i>"
 )
-NESTED = st.lists(st.one_of(TEXTS, ELEMENTS), max_size=4).map(lambda inner: f"<i>{''.join(inner)}</i>")
 DOCUMENTS = st.lists(st.one_of(TEXTS, ELEMENTS, NESTED), max_size=10).map("".join)
 
 
@@ -209,15 +245,25 @@ def test_identity_translation_gives_the_same_5_000_documents(document: str) -> N
 PIECES = st.one_of(
     NAMES.map(lambda name: f"<{name} n=1>"),
     NAMES.map(lambda name: f"</{name}>"),
-    st.sampled_from(["one ", "two. ", " three", "!", " ", "&amp; ", "\n", "<!-- c -->", "&nbsp;", "< ", "日本"]),
+    st.sampled_from(
+        ["one ", "two. ", " three", "!", " ", "&amp; ", "\n", "<!-- c -->", "&nbsp;", "< ", "日本"]
+    ),
 )
 LINKS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6)
 
 
-@given(st.lists(PIECES, max_size=14).map("".join), LINKS, st.sampled_from(["X", "A, b c.", "<b> & </b>", ""]))
-def test_every_tag_is_kept_exactly_once(document: str, links: list[tuple[int, int]], translation: str) -> None:
+@given(
+    st.lists(PIECES, max_size=14).map("".join),
+    LINKS,
+    st.sampled_from(["X", "A, b c.", "<b> & </b>", ""]),
+)
+def test_every_tag_is_kept_exactly_once(
+    document: str, links: list[tuple[int, int]], translation: str
+) -> None:
     pieces = split_html(document)
-    found = translate_pieces(pieces, lambda texts: [[TranslatedPart(text, translation, links)] for text in texts])
+    found = translate_pieces(
+        pieces, lambda texts: [[TranslatedPart(text, translation, links)] for text in texts]
+    )
     assert Tags(found).found == Tags(document).found
     assert re.findall("<!--.*?-->", found) == re.findall("<!--.*?-->", document)
 
@@ -256,7 +302,9 @@ def _start(tag: str, attrs: list) -> tuple:
     return tag, {name: value or "" for name, value in reversed(attrs)}
 
 
-_attribute = st.sampled_from([" a", " B=1", ' c = "x>y"', " d='<q>'", "\ne=", " translate=no", "/"]).filter(str)
+_attribute = st.sampled_from(
+    [" a", " B=1", ' c = "x>y"', " d='<q>'", "\ne=", " translate=no", "/"]
+).filter(str)
 _tags = st.builds(
     lambda opening, tag, attributes, closing: opening + tag + "".join(attributes) + closing,
     st.just("<"),
@@ -265,7 +313,15 @@ _tags = st.builds(
     st.sampled_from([">", " >", "/>", " />"]),
 )
 _other = st.sampled_from(
-    ["</p>", "</B >", "<!-- <b> -->", "<!DOCTYPE html>", "a < b", " x &amp; y ", "<script>if (a<b) '</p>'</script>"]
+    [
+        "</p>",
+        "</B >",
+        "<!-- <b> -->",
+        "<!DOCTYPE html>",
+        "a < b",
+        " x &amp; y ",
+        "<script>if (a<b) '</p>'</script>",
+    ]
 )
 
 
@@ -273,7 +329,11 @@ _other = st.sampled_from(
 def test_scanner_finds_the_tags_of_the_parser(document: str) -> None:
     tokens = list(scan(document))
     assert "".join(token.raw for token in tokens) == document
-    found = [(kind, tag, attributes) for kind, tag, _, attributes in tokens if kind not in ("text", "other")]
+    found = [
+        (kind, tag, attributes)
+        for kind, tag, _, attributes in tokens
+        if kind not in ("text", "other")
+    ]
     assert found == _Judge(document).found
 
 
@@ -300,10 +360,15 @@ CODE = [
 def test_code_of_templates_is_no_text(code: str) -> None:
     page = f"<p>one {code} two</p>"
     assert "".join(token.raw for token in scan(page)) == page
-    upper = translate_pieces(split_html(page), lambda texts: [[TranslatedPart(text, text.upper())] for text in texts])
+    upper = translate_pieces(
+        split_html(page), lambda texts: [[TranslatedPart(text, text.upper())] for text in texts]
+    )
     assert upper == f"<p>ONE {code} TWO</p>"
 
 
 def test_open_code_of_a_template_is_text() -> None:
     page = "<p>5 <% six {{ a > b</p>{% c"
-    assert [token.raw for token in scan(page) if token.kind == "text"] == ["5 <% six {{ a > b", "{% c"]
+    assert [token.raw for token in scan(page) if token.kind == "text"] == [
+        "5 <% six {{ a > b",
+        "{% c",
+    ]

@@ -41,7 +41,10 @@ def test_block_without_text_stays(kept: str, translation: str) -> None:
 
 INLINE = [
     ("See [it](#){ .md-button title='A b' } now\n", "NOW [IT](#){ .md-button title='A b' } SEE\n"),
-    ('See ![it](a.png){ width="300" loading=lazy } now\n', '![it](a.png){ width="300" loading=lazy } NOW SEE\n'),
+    (
+        'See ![it](a.png){ width="300" loading=lazy } now\n',
+        '![it](a.png){ width="300" loading=lazy } NOW SEE\n',
+    ),
     ("See *it*{: .note} now\n", "NOW *IT*{: .note} SEE\n"),
     ("See [it all]{.smallcaps} now\n", "[it all]{.smallcaps} NOW SEE\n"),
     ("See `<b>it</b>`{=html} now\n", "`<b>it</b>`{=html} NOW SEE\n"),
@@ -70,7 +73,10 @@ BLOCKS = [
     ('!!! info inline end "My title"\n    Two\n', '!!! info inline end "MY TITLE"\n    TWO\n'),
     ("/// note | My title\nTwo\n///\n", "/// note | MY TITLE\nTWO\n///\n"),
     ("{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
-    (":::{figure} a.png\n:alt: one two\nTwo\n:::\n", ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
+    (
+        ":::{figure} a.png\n:alt: one two\nTwo\n:::\n",
+        ":::{figure} a.png\n:alt: one two\nTWO\n:::\n",
+    ),
     (":::note Title here\nTwo\n:::\n", ":::note TITLE HERE\nTWO\n:::\n"),
     (":::tip[Title here]\n\nTwo\n\n:::\n", ":::tip[TITLE HERE]\n\nTWO\n\n:::\n"),
     ("/// html | div\nTwo\n///\n", "/// html | div\nTWO\n///\n"),
@@ -81,7 +87,10 @@ BLOCKS = [
     ),
     ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
     ("- Import the list from 'one'\n", "- IMPORT THE LIST FROM 'ONE'\n"),  # no module
-    ("> $$\n> x\n> $$\n> two\n\n$$a$$ one\n\n$$b$$\n", "> $$\n> x\n> $$\n> TWO\n\n$$a$$ ONE\n\n$$b$$\n"),
+    (
+        "> $$\n> x\n> $$\n> two\n\n$$a$$ one\n\n$$b$$\n",
+        "> $$\n> x\n> $$\n> TWO\n\n$$a$$ ONE\n\n$$b$$\n",
+    ),
     ("Use `a\\.b` of http://a.b/c_d or e.\n", "USE `a\\.b` OF http://a.b/c_d OR E.\n"),
     ("One\\_two. See http://a.b/c_d, e_f.\n", "ONE\\_TWO. SEE http://a.b/c_d, E\\_F.\n"),
     ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n", "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
@@ -94,7 +103,18 @@ def test_marks_of_a_block_stay_on_their_lines(document: str, expected: str) -> N
     assert translated(document) == expected
 
 
-OPENINGS = ["$$", "\\[", "\\[" + "=" * 50, "\\begin{a%d}", "{% raw", "{{< code", "{/*", "--8<--\n", "- $$", "> {/*"]
+OPENINGS = [
+    "$$",
+    "\\[",
+    "\\[" + "=" * 50,
+    "\\begin{a%d}",
+    "{% raw",
+    "{{< code",
+    "{/*",
+    "--8<--\n",
+    "- $$",
+    "> {/*",
+]
 
 
 @pytest.mark.parametrize("opening", [*OPENINGS, "{% a %}" * 40])
@@ -106,6 +126,8 @@ def test_openings_without_an_end_are_read_in_linear_time(opening: str) -> None:
 def test_ends_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
     ends = markdown_blocks._ends
-    monkeypatch.setattr(markdown_blocks, "_ends", lambda *given: passes.append(given) or ends(*given))
+    monkeypatch.setattr(
+        markdown_blocks, "_ends", lambda *given: passes.append(given) or ends(*given)
+    )
     split_markdown("\n\n".join(f"\\begin{{a{number}}} one" for number in range(100)))
     assert len(passes) == 1

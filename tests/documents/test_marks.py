@@ -14,7 +14,20 @@ from hf_vanilla_transformer.documents.html_text import split_html
 from hf_vanilla_transformer.documents.passages import translate_pieces
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 
-WORDS = ["two", "hundred", "and", "forty", "seven", "green", "kitchen", "tables", "stand", "near", "winter", "light"]
+WORDS = [
+    "two",
+    "hundred",
+    "and",
+    "forty",
+    "seven",
+    "green",
+    "kitchen",
+    "tables",
+    "stand",
+    "near",
+    "winter",
+    "light",
+]
 SENTENCES = 125  # of each format
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -78,7 +91,9 @@ def joining(texts):
                 links.append((number, len(compounds) - 1))
         order = chance.sample(range(len(compounds)), len(compounds))
         target = " ".join(compounds[number] for number in order).upper()
-        translations.append([TranslatedPart(text, target, [(word, order.index(to)) for word, to in links])])
+        translations.append(
+            [TranslatedPart(text, target, [(word, order.index(to)) for word, to in links])]
+        )
     return translations
 
 
@@ -113,10 +128,18 @@ def marks_of(name: str, document: str) -> Counter[tuple[str, str]]:
     if name == "markdown":
         document = pytest.importorskip("markdown_it").MarkdownIt("commonmark").render(document)
     is_xml = name in ("odt", "docx")
-    root = etree.fromstring(document.encode()) if is_xml else html.fromstring(f"<div>{document}</div>")
+    root = (
+        etree.fromstring(document.encode()) if is_xml else html.fromstring(f"<div>{document}</div>")
+    )
     found = Counter[tuple[str, str]]()
-    for element in root.iter("{*}a", "{*}b", "{*}i", "{*}em", "{*}strong", "{*}span", "{*}hyperlink"):
-        holder = element.getparent().getparent() if name == "docx" and element.tag[-2:] in ("}b", "}i") else element
+    for element in root.iter(
+        "{*}a", "{*}b", "{*}i", "{*}em", "{*}strong", "{*}span", "{*}hyperlink"
+    ):
+        holder = (
+            element.getparent().getparent()
+            if name == "docx" and element.tag[-2:] in ("}b", "}i")
+            else element
+        )
         if "".join(holder.itertext()).strip():
             found[etree.QName(element).localname, str(sorted(element.attrib.values()))] += 1
     return Counter(set(found)) if name == "docx" else found
@@ -140,7 +163,10 @@ def test_marks_of_joined_words_keep_their_text(name: str) -> None:
     [
         # different marks enclose the word together, and those of one kind share its letters
         ("two <b>hundred</b> and <a>four</a>", "<b><a>TWOHUNDREDANDFOUR</a></b>"),
-        ("<a href=1>two</a> <b>six</b> <a href=2>ten</a>", "<a href=1><b>TWOS</b></a><a href=2>IXTEN</a>"),
+        (
+            "<a href=1>two</a> <b>six</b> <a href=2>ten</a>",
+            "<a href=1><b>TWOS</b></a><a href=2>IXTEN</a>",
+        ),
         ("<b><i>one</i> two</b> <b>six</b>", "<b><i>ONET</i></b><b>WOSIX</b>"),
     ],
 )
@@ -156,7 +182,9 @@ def test_marks_of_one_word_are_joined(source: str, expected: str) -> None:
     assert translated("html", source, one_word) == f"<p>{expected}</p>"
 
 
-@pytest.mark.parametrize("source", ["<b>two</b> six", "two <b>six</b>", "two <b>six</b> ten", "two six <b>ten</b>."])
+@pytest.mark.parametrize(
+    "source", ["<b>two</b> six", "two <b>six</b>", "two <b>six</b> ten", "two six <b>ten</b>."]
+)
 @pytest.mark.parametrize("target", ["!", "...", "?! ..."])
 def test_mark_encloses_a_sign_of_a_translation_without_words(source: str, target: str) -> None:
     def signs(texts):
@@ -177,7 +205,9 @@ def test_mark_encloses_a_sign_of_a_translation_without_words(source: str, target
         ("ten <img> <b>two six</b> <i>one</i>", [(0, 1), (1, 0), (2, 2), (3, 3)]),
     ],
 )
-def test_mark_does_not_end_at_an_image_outside_it(source: str, links: list[tuple[int, int]]) -> None:
+def test_mark_does_not_end_at_an_image_outside_it(
+    source: str, links: list[tuple[int, int]]
+) -> None:
     """The word after or before the image is placed between the words of the mark."""
     words = [""] * len(links)
     for word, place in links:
@@ -196,7 +226,10 @@ def test_marks_that_find_no_letter_are_reported(caplog: pytest.LogCaptureFixture
         return [[TranslatedPart(text, "Z", [(0, 0)])] for text in texts]
 
     marks = "".join(f"<b>x{number}</b> " for number in range(12))
-    for name, empty in (("html", marks), ("markdown", "".join(f"*x{number}* " for number in range(12)))):
+    for name, empty in (
+        ("html", marks),
+        ("markdown", "".join(f"*x{number}* " for number in range(12))),
+    ):
         caplog.clear()
         result = translated(name, empty, letter)
         shown = sum(marks_of(name, result).values())

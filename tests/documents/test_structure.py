@@ -38,8 +38,14 @@ def in_upper_case(document: str, suffix: str) -> str:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("Run:\n\n    make clean\n    make all\n\n\tls -l\n", "RUN:\n\n    make clean\n    make all\n\n\tls -l\n"),
-        ("See [it][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n", "SEE [IT][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n"),
+        (
+            "Run:\n\n    make clean\n    make all\n\n\tls -l\n",
+            "RUN:\n\n    make clean\n    make all\n\n\tls -l\n",
+        ),
+        (
+            "See [it][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n",
+            "SEE [IT][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n",
+        ),
         (
             '<p align="x">\n  <img src="a">\n</p>\n\n# One\n\n```sh\ntwo\n```\n\n- three\n',
             '<p align="x">\n  <img src="a">\n</p>\n\n# ONE\n\n```sh\ntwo\n```\n\n- THREE\n',
@@ -48,17 +54,28 @@ def in_upper_case(document: str, suffix: str) -> str:
             "See [the guide][] or [the guide].\n\n[the guide]: http://x\n",
             "SEE [THE GUIDE][the guide] OR [THE GUIDE][the guide].\n\n[the guide]: http://x\n",
         ),
-        ("## [Unreleased]\n\n[unreleased]: http://x\n", "## [UNRELEASED][Unreleased]\n\n[unreleased]: http://x\n"),
-        ("Press <kbd>Enter</kbd> or <code>some code</code>.\n", "PRESS <kbd>Enter</kbd> OR <code>some code</code>.\n"),
+        (
+            "## [Unreleased]\n\n[unreleased]: http://x\n",
+            "## [UNRELEASED][Unreleased]\n\n[unreleased]: http://x\n",
+        ),
+        (
+            "Press <kbd>Enter</kbd> or <code>some code</code>.\n",
+            "PRESS <kbd>Enter</kbd> OR <code>some code</code>.\n",
+        ),
         ("> a **b\n> c**\n\nd\n", "> A **B C**\n\nD\n"),
-        ("- a\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n", "- A\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n"),
+        (
+            "- a\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n",
+            "- A\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n",
+        ),
         ("| a | b \\| `c\\|d` |\n|---|---|\n| e |\n", "| A | B \\| `c\\|d` |\n|---|---|\n| E |\n"),
         ("See \\*this\\* &amp; &lt;that\n", "SEE \\*THIS\\* & \\<THAT\n"),
         ("+---+---+\n| a | b |\n+---+---+\n\nc\n", "+---+---+\n| a | b |\n+---+---+\n\nC\n"),
         ("---\ntitle: a\n---\n\nb\n", "---\ntitle: a\n---\n\nB\n"),
     ],
 )
-def test_markdown_is_read_as_commonmark_reads_it(document: str, expected: str, newline: str) -> None:
+def test_markdown_is_read_as_commonmark_reads_it(
+    document: str, expected: str, newline: str
+) -> None:
     source, wanted = (text.replace("\n", newline) for text in (document, expected))
     assert in_upper_case(source, ".md") == wanted
     assert in_upper_case("\ufeff" + source, ".md") == "\ufeff" + wanted
@@ -67,7 +84,9 @@ def test_markdown_is_read_as_commonmark_reads_it(document: str, expected: str, n
 def test_translation_that_looks_like_markdown_is_escaped() -> None:
     def instead(translation: str) -> str:
         return translate_document(
-            b"one two\n", ".md", lambda texts: [[TranslatedPart(text, translation)] for text in texts]
+            b"one two\n",
+            ".md",
+            lambda texts: [[TranslatedPart(text, translation)] for text in texts],
         ).decode()
 
     assert instead("# one") == "\\# one\n"
@@ -151,7 +170,10 @@ def test_text_boxes_of_a_run_stay_in_it() -> None:
 
 #: Runs with more than one child, with the texts of all runs of their translation.
 RUNS = {
-    "text box between texts": (f"<w:r><w:t>one</w:t>{text_box('two')}<w:t>six</w:t></w:r>", ["ONE", "TWO", "SIX"]),
+    "text box between texts": (
+        f"<w:r><w:t>one</w:t>{text_box('two')}<w:t>six</w:t></w:r>",
+        ["ONE", "TWO", "SIX"],
+    ),
     "field in one run": (
         '<w:r><w:t>one</w:t><w:fldChar w:fldCharType="begin"/><w:instrText> PAGE </w:instrText>'
         '<w:fldChar w:fldCharType="separate"/><w:t>two</w:t><w:fldChar w:fldCharType="end"/><w:t>six</w:t></w:r>',
@@ -170,8 +192,16 @@ def test_each_text_of_a_run_is_translated(run: str, expected: list[str]) -> None
     data = document_of([lambda paragraph: paragraph._p.append(element(run))])
     (paragraph,) = translated_docx(data).paragraphs
     assert [text.text for text in paragraph._p.iter(f"{{{WORD}}}t")] == expected
-    kept = [node.tag for node in element(run).iter() if node.tag.endswith(("fldChar", "instrText", "textbox"))]
-    assert [node.tag for node in paragraph._p.iter() if node.tag.endswith(("fldChar", "instrText", "textbox"))] == kept
+    kept = [
+        node.tag
+        for node in element(run).iter()
+        if node.tag.endswith(("fldChar", "instrText", "textbox"))
+    ]
+    assert [
+        node.tag
+        for node in paragraph._p.iter()
+        if node.tag.endswith(("fldChar", "instrText", "textbox"))
+    ] == kept
 
 
 def versions(choice: str, fallback: str) -> str:
@@ -187,7 +217,10 @@ def run_of(text: str) -> str:
 
 #: Children of a paragraph, with the texts of all runs of its translation.
 VERSIONS = {
-    "runs": (run_of("one ") + versions(run_of("two six"), run_of("two six")), ["ONE ", "TWO SIX", "TWO SIX"]),
+    "runs": (
+        run_of("one ") + versions(run_of("two six"), run_of("two six")),
+        ["ONE ", "TWO SIX", "TWO SIX"],
+    ),
     "different runs": (versions(run_of("two"), run_of("six ") + run_of("one")), ["TWO", "SIX ONE"]),
     "link": (
         versions(f'<w:hyperlink w:anchor="x">{run_of("two")}</w:hyperlink>', run_of("two")),
@@ -197,7 +230,10 @@ VERSIONS = {
         f'<w:hyperlink w:anchor="x">{run_of("one ")}{versions(run_of("two"), run_of("two"))}</w:hyperlink>',
         ["ONE ", "TWO", "TWO"],
     ),
-    "text boxes": (f"<w:r>{versions(text_box('two'), text_box('two'))}</w:r>{run_of('one')}", ["TWO", "TWO", "ONE"]),
+    "text boxes": (
+        f"<w:r>{versions(text_box('two'), text_box('two'))}</w:r>{run_of('one')}",
+        ["TWO", "TWO", "ONE"],
+    ),
 }
 
 
@@ -210,7 +246,10 @@ def test_both_versions_of_a_text_are_translated(paragraph: str, expected: list[s
     assert [text.text for text in texts] == expected
     kinds = ["AlternateContent", "Choice", "Fallback", "hyperlink", "textbox", "i"]
     for kind in kinds:
-        before = sum(len(child.findall(f".//{{*}}{kind}")) + child.tag.endswith(f"}}{kind}") for child in children)
+        before = sum(
+            len(child.findall(f".//{{*}}{kind}")) + child.tag.endswith(f"}}{kind}")
+            for child in children
+        )
         after = len(translated._p.findall(f".//{{*}}{kind}"))
         assert after == before or (kind == "i" and after <= before)
 
@@ -222,7 +261,10 @@ def test_bold_of_a_run_is_placed_as_in_html() -> None:
 
     (paragraph,) = translated_docx(document_of([fill]), joined).paragraphs
     page = "<p>two hundred <b>and thirty-four</b></p>"
-    assert translate_document(page.encode(), ".html", joined).decode() == "<p><b>TwoHundredAndThirty-Four</b></p>"
+    assert (
+        translate_document(page.encode(), ".html", joined).decode()
+        == "<p><b>TwoHundredAndThirty-Four</b></p>"
+    )
     assert runs_of(paragraph) == [("TwoHundredAndThirty-Four", True)]
 
 
@@ -236,9 +278,15 @@ def test_main_part_of_word_has_any_name_and_prefix() -> None:
                 content = content.replace(b"word/document.xml", b"word/document2.xml")
             if name == "word/document.xml":
                 name = "word/document2.xml"
-                content = content.replace(b"<w:", b"<n:").replace(b"</w:", b"</n:").replace(b"xmlns:w=", b"xmlns:n=")
+                content = (
+                    content.replace(b"<w:", b"<n:")
+                    .replace(b"</w:", b"</n:")
+                    .replace(b"xmlns:w=", b"xmlns:n=")
+                )
                 content = content.replace(b" w:", b" n:")
-            archive.writestr(name.replace("word/_rels/document.xml", "word/_rels/document2.xml"), content)
+            archive.writestr(
+                name.replace("word/_rels/document.xml", "word/_rels/document2.xml"), content
+            )
     assert [paragraph.text for paragraph in translated_docx(data.getvalue()).paragraphs] == ["ONE"]
 
 
@@ -247,10 +295,15 @@ def test_archives_that_unpack_to_much_are_refused_before_they_are_read() -> None
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(11):
             archive.writestr(f"word/{number}.xml", b" " * 100_000_000)
-    assert "1100000000 bytes" in error_of(lambda: translate_document(data.getvalue(), ".docx", upper))
+    assert "1100000000 bytes" in error_of(
+        lambda: translate_document(data.getvalue(), ".docx", upper)
+    )
 
 
-UNITS = "".join(f'<trans-unit id="{i}"><source>one {word}</source></trans-unit>\n' for i, word in enumerate("abcdef"))
+UNITS = "".join(
+    f'<trans-unit id="{i}"><source>one {word}</source></trans-unit>\n'
+    for i, word in enumerate("abcdef")
+)
 XLIFF = f'<xliff version="1.2"><file><body>\n{UNITS}</body></file></xliff>'
 TMX = '<tmx><body><tu><tuv xml:lang="en"><seg>one</seg></tuv></tu></body></tmx>'
 
@@ -272,12 +325,18 @@ UNIT = "<trans-unit><source{0}>{1}</source>{2}</trans-unit>"
     [
         ("", "one <!-- note -->two<?x y?>", "ONE <!-- note -->TWO<?x y?>"),
         (' xml:space="preserve"', "  one  two ", "  ONE  TWO "),
-        ("", 'one <mrk mtype="protected">two <g>x</g></mrk>', 'ONE <mrk mtype="protected">two <g>x</g></mrk>'),
+        (
+            "",
+            'one <mrk mtype="protected">two <g>x</g></mrk>',
+            'ONE <mrk mtype="protected">two <g>x</g></mrk>',
+        ),
     ],
 )
 def test_targets_have_the_nodes_of_their_sources(attributes: str, source: str, target: str) -> None:
     filled = f"<target{attributes}>{target}</target>"
-    assert in_upper_case(UNIT.format(attributes, source, ""), ".xlf") == UNIT.format(attributes, source, filled)
+    assert in_upper_case(UNIT.format(attributes, source, ""), ".xlf") == UNIT.format(
+        attributes, source, filled
+    )
 
 
 def test_protected_text_between_two_marks_is_refused() -> None:
@@ -298,11 +357,18 @@ SEGMENTS = '<mrk mtype="seg" mid="1">{}</mrk> <mrk mtype="seg" mid="2">{}</mrk>'
 
 
 @pytest.mark.parametrize(
-    "target", ["", f"<target>{SEGMENTS.format('', '')}</target>", f"<target>{SEGMENTS.format('EINS.', '')}</target>"]
+    "target",
+    [
+        "",
+        f"<target>{SEGMENTS.format('', '')}</target>",
+        f"<target>{SEGMENTS.format('EINS.', '')}</target>",
+    ],
 )
 def test_segmented_targets_are_filled_segment_by_segment(target: str) -> None:
     sources = SEGMENTS.format("One.", "Two.")
-    unit = f"<trans-unit><source>One. Two.</source><seg-source>{sources}</seg-source>{{}}</trans-unit>"
+    unit = (
+        f"<trans-unit><source>One. Two.</source><seg-source>{sources}</seg-source>{{}}</trans-unit>"
+    )
     first = "EINS." if "EINS." in target else "ONE."
     filled = f"<target>{SEGMENTS.format(first, 'TWO.')}</target>"
     assert in_upper_case(unit.format(target), ".xlf") == unit.format(filled)
@@ -332,7 +398,9 @@ ARABIC = "(n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=1
         ("n ==", 2, "one file", [True, False]),
     ],
 )
-def test_forms_of_a_plural_get_the_text_for_their_numbers(formula, forms, source, is_singular) -> None:
+def test_forms_of_a_plural_get_the_text_for_their_numbers(
+    formula, forms, source, is_singular
+) -> None:
     head = f'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={forms}; plu"\n"ral={formula};\\n"\n\n'
     entries = "".join(f'msgstr[{number}] ""\n' for number in range(forms))
     catalogue = f'{head}msgid "{source}"\nmsgid_plural "%d files"\n{entries}'
@@ -356,7 +424,10 @@ PO_HEAD = (
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ('#, fuzzy\n#| msgctxt "x"\n#| msgid "old"\nmsgctxt "menu"\nmsgid "one"\nmsgstr {}\n', ["ONE"]),
+        (
+            '#, fuzzy\n#| msgctxt "x"\n#| msgid "old"\nmsgctxt "menu"\nmsgid "one"\nmsgstr {}\n',
+            ["ONE"],
+        ),
         ('msgid ""\n"one\\n"\n"two\\n"\nmsgstr {}\n', ["ONE\\nTWO\\n"]),
         ('msgid "one"\nmsgstr {}\n""\n""\n', ["ONE"]),
         ('  msgid "one"\n\tmsgstr {}\n', ["ONE"]),
@@ -374,7 +445,9 @@ PO_HEAD = (
 )
 def test_messages_of_gettext_are_filled(message: str, expected: list[str], newline: str) -> None:
     empty = PO_HEAD + message.format(*['""'] * len(expected))
-    filled = PO_HEAD + message.replace('{}\n""\n""', "{}").format(*(f'"{text}"' for text in expected))
+    filled = PO_HEAD + message.replace('{}\n""\n""', "{}").format(
+        *(f'"{text}"' for text in expected)
+    )
     source, wanted = (text.replace("\n", newline) for text in (empty, filled))
     assert in_upper_case(source, ".po") == wanted
     assert in_upper_case(wanted, ".po") == wanted
@@ -383,7 +456,9 @@ def test_messages_of_gettext_are_filled(message: str, expected: list[str], newli
 def backwards(texts):
     """The words in reverse order and upper case, but for their formats."""
     reversed_texts = [" ".join(text.upper().split()[::-1]) for text in texts]
-    translated = [re.sub(r"%[-.*]*[SD]", lambda match: match[0].lower(), text) for text in reversed_texts]
+    translated = [
+        re.sub(r"%[-.*]*[SD]", lambda match: match[0].lower(), text) for text in reversed_texts
+    ]
     return [[TranslatedPart(*pair)] for pair in zip(texts, translated, strict=True)]
 
 
@@ -426,7 +501,9 @@ def test_formats_in_another_order_are_numbered(flags: str, message: str, expecte
 )
 def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, message: str) -> None:
     entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
-    assert "order of its formats" in error_of(lambda: translate_document((PO_HEAD + entry).encode(), ".po", backwards))
+    assert "order of its formats" in error_of(
+        lambda: translate_document((PO_HEAD + entry).encode(), ".po", backwards)
+    )
 
 
 @pytest.mark.parametrize(
@@ -446,9 +523,13 @@ def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, me
         ("no-wrap", "one<br> two", "TWO ONE<br>"),
     ],
 )
-def test_formats_and_tags_of_messages_stay_right_in_another_order(flag: str, message: str, expected: str) -> None:
+def test_formats_and_tags_of_messages_stay_right_in_another_order(
+    flag: str, message: str, expected: str
+) -> None:
     entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
-    translated = translate_document((PO_HEAD + entry).encode(), ".po", TRANSLATIONS["reversed"]).decode()
+    translated = translate_document(
+        (PO_HEAD + entry).encode(), ".po", TRANSLATIONS["reversed"]
+    ).decode()
     assert translated.endswith(f'msgstr "{expected}"\n')
     if shutil.which("msgfmt"):
         check = ["msgfmt", "--check-format", "-o", "/dev/null", "-"]

@@ -40,7 +40,9 @@ def translated(document: str, suffix: str, translate=upper) -> str:
     ],
 )
 def test_texts_of_subrip_are_translated(cue: str, expected: str, newline: str) -> None:
-    document, wanted = (f"1\n{FIRST}{text}\n\n2\n{SECOND}end\n".replace("\n", newline) for text in (cue, expected))
+    document, wanted = (
+        f"1\n{FIRST}{text}\n\n2\n{SECOND}end\n".replace("\n", newline) for text in (cue, expected)
+    )
     assert translated(document, ".srt") == wanted.replace("end", "END")
 
 
@@ -77,7 +79,11 @@ def test_tags_of_subtitles_go_with_their_words() -> None:
 
 def test_translation_is_no_markup_of_webvtt() -> None:
     document = "WEBVTT\n\n00:01.000 --> 00:02.000\none\n"
-    result = translated(document, ".vtt", lambda texts: [[TranslatedPart(text, "a <b> & c --> d")] for text in texts])
+    result = translated(
+        document,
+        ".vtt",
+        lambda texts: [[TranslatedPart(text, "a <b> & c --> d")] for text in texts],
+    )
     assert result == document.replace("one", "a &lt;b&gt; &amp; c --&gt; d")
 
 
@@ -87,9 +93,13 @@ def test_lines_of_speakers_and_songs_stay_apart() -> None:
     assert translated(document, ".srt") == document.upper()
 
 
-@pytest.mark.parametrize("times", ["00:00:01,000 ---> 00:00:02,000", "00:00:01,000 -> 00:00:02,000"])
+@pytest.mark.parametrize(
+    "times", ["00:00:01,000 ---> 00:00:02,000", "00:00:01,000 -> 00:00:02,000"]
+)
 def test_damaged_times_are_refused(times: str) -> None:
-    assert "line 6 has no times" in error_of(translated, f"1\n{FIRST}one\n\n2\n{times}\ntwo\n", ".srt")
+    assert "line 6 has no times" in error_of(
+        translated, f"1\n{FIRST}one\n\n2\n{times}\ntwo\n", ".srt"
+    )
 
 
 def test_data_of_a_metadata_track_stay() -> None:

@@ -27,5 +27,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[type]:
 @pytest.fixture
 def eager_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on a pretended GPU are repeated by running them."""
-    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
+    monkeypatch.setattr(
+        optimize, "not_optimizable", lambda model: None
+    )  # its parameters are of another class
     monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())

@@ -176,15 +176,23 @@ CHANGES: dict[str, Change] = {
     "write_in_place": write_in_place,
     "write_through_detach": lambda model: decoder_weight(model).detach().mul_(1.5),
     "write_through_flat": write_through_flat,
-    "copy_another": lambda model: decoder_weight(model).copy_(torch.randn_like(decoder_weight(model))),
-    "assign_data": lambda model: setattr(decoder_weight(model), "data", 2 * decoder_weight(model).data),
-    "replace_parameter": lambda model: setattr(model.lm_head, "weight", nn.Parameter(model.lm_head.weight * 2)),
+    "copy_another": lambda model: decoder_weight(model).copy_(
+        torch.randn_like(decoder_weight(model))
+    ),
+    "assign_data": lambda model: setattr(
+        decoder_weight(model), "data", 2 * decoder_weight(model).data
+    ),
+    "replace_parameter": lambda model: setattr(
+        model.lm_head, "weight", nn.Parameter(model.lm_head.weight * 2)
+    ),
     "replace_module": replace_module,
     "write_encoder": lambda model: model.model.encoder.layers[0].fc1.weight.mul_(3),
     "load_other_weights": lambda model: model.load_state_dict(randomised(model)),
     "assign_other_weights": lambda model: model.load_state_dict(randomised(model), assign=True),
     "round_to_bfloat16": lambda model: model.to(torch.bfloat16).to(torch.float32),
-    "replace_activation": lambda model: setattr(model.model.decoder.layers[-1], "activation", nn.Tanh().eval()),
+    "replace_activation": lambda model: setattr(
+        model.model.decoder.layers[-1], "activation", nn.Tanh().eval()
+    ),
     "remove_layer": lambda model: model.model.decoder.layers.__delitem__(slice(1, None)),
     "exchange_layers": exchange_layers,
     "use_transposed_weight": replace_weight(lambda weight: weight.t().contiguous().t()),
@@ -263,7 +271,9 @@ def replace_method(model: Model) -> Undo:
 def parametrize_weight(model: Model) -> Undo:
     layer = model.model.decoder.layers[0].fc2
     nn.utils.parametrize.register_parametrization(layer, "weight", Double())
-    return lambda: nn.utils.parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+    return lambda: nn.utils.parametrize.remove_parametrizations(
+        layer, "weight", leave_parametrized=False
+    )
 
 
 def subclass_module(model: Model) -> Undo:

@@ -34,7 +34,9 @@ class Recording(TorchDispatchMode):
         kwargs: Any = None,
     ) -> Any:
         name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), f"{name} waits for a GPU"
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), (
+            f"{name} waits for a GPU"
+        )
         result = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, result))
         return result
@@ -91,7 +93,9 @@ class LateStream:
     """
 
     def __init__(self) -> None:
-        self.late: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory, and what will be in it
+        self.late: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by address: memory, and what will be in it
 
     def run(self, function: Callable[[], Any]) -> Any:
         results = function()

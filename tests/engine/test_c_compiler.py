@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
-from hf_vanilla_transformer.engine.c_compiler import BuildError, build, instruction_sets, library_name
+from hf_vanilla_transformer.engine.c_compiler import (
+    BuildError,
+    build,
+    instruction_sets,
+    library_name,
+)
 from hf_vanilla_transformer.engine.c_kernels import instruction_set
 
 HARNESS = Path(__file__).with_name("c_harness.c")
@@ -89,19 +94,25 @@ def test_compiler_that_hangs_or_fails_is_named(
     write_script(compilers / "clang", "echo no such flag >&2; exit 1")
     write_script(compilers / "cc", "exit 3")
     monkeypatch.setattr(c_compiler, "_SECONDS", 0.3)
-    with pytest.raises(BuildError, match=r"gcc fails: .*longer.*clang fails: no such flag.*cc fails: .*status 3"):
+    with pytest.raises(
+        BuildError, match=r"gcc fails: .*longer.*clang fails: no such flag.*cc fails: .*status 3"
+    ):
         build(tmp_path, ["DEFAULT"])
 
 
 @needs_compiler
 def test_library_of_another_processor_is_not_taken(compilers: Path, tmp_path: Path) -> None:
     for name in ("gcc", "clang"):
-        write_script(compilers / name, 'while [ "$1" != -o ]; do shift; done; echo "no library" >"$2"')
+        write_script(
+            compilers / name, 'while [ "$1" != -o ]; do shift; done; echo "no library" >"$2"'
+        )
     with pytest.raises(BuildError, match="gcc fails: .*clang fails: "):
         build(tmp_path, ["DEFAULT"])
 
 
-def test_another_source_has_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_has_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = library_name()
     changed = tmp_path / "c_kernels.c"
     changed.write_bytes(c_compiler.SOURCE.read_bytes() + b"\n")
@@ -161,7 +172,9 @@ def test_built_library_computes_the_numbers_of_a_source_tree(
     own = c_kernels.library()
     built = build(tmp_path, instruction_sets())
     for name in instruction_sets():
-        assert all(hasattr(c_kernels._opened(built, name), function) for function in c_compiler.FUNCTIONS)
+        assert all(
+            hasattr(c_kernels._opened(built, name), function) for function in c_compiler.FUNCTIONS
+        )
     logits = torch.randn(3, 1001, generator=torch.Generator().manual_seed(0))
     found = []
     for library in (own, c_kernels._opened(built, instruction_set())):

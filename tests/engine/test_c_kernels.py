@@ -106,7 +106,9 @@ def test_attention_reads_what_a_row_sees(
 
 @pytest.mark.parametrize("size", [5, 64, 1000])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_best_tokens_of_bfloat16_logits_are_those_of_a_float32_log_softmax(size: int, normalize: bool) -> None:
+def test_best_tokens_of_bfloat16_logits_are_those_of_a_float32_log_softmax(
+    size: int, normalize: bool
+) -> None:
     logits = torch.randn(6, size).bfloat16()
     kept = logits.clone()
     values, tokens = best(logits, 4, normalize)

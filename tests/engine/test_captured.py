@@ -33,7 +33,15 @@ from tests.engine.test_continuous import SOURCES, results_of, translate_all
 from tests.engine.test_packed_decoder import sources
 from tests.model_helpers import EOS, START, sentences, slow
 from tests.pretended_gpu import autocast, counted, held_memory, on_cpu, on_gpu
-from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, by_transformers, source, varied_model
+from tests.search_helpers import (
+    AS_DICT,
+    LENGTHS,
+    Model,
+    batches,
+    by_transformers,
+    source,
+    varied_model,
+)
 
 LONG = [3 + 5 * i % 9 for i in range(24)]  # sources of a batch that is compacted
 
@@ -195,7 +203,9 @@ def test_server_joins_a_captured_batch_while_it_runs() -> None:
     def translate(model: Model) -> dict[int, list[list[int]]]:
         search = ContinuousSearch(model, batch_size=8, num_beams=4)
         found = translate_all(search, [2] * len(SOURCES))
-        return {number: [each.tokens for each in hypotheses] for number, hypotheses in found.items()}
+        return {
+            number: [each.tokens for each in hypotheses] for number, hypotheses in found.items()
+        }
 
     expected = translate(packed_model())
     with recording(Recorder(), steps_at_once=4) as recorder:
@@ -377,7 +387,10 @@ def test_processors_constraints_and_ensembles_take_the_eager_step(
 
 # What a GPU is asked to do, counted on a pretended one
 
-LAUNCHES = {1: 101, 4: 130}  # of a step with so many beams and six layers, eleven of them copies into static memory
+LAUNCHES = {
+    1: 101,
+    4: 130,
+}  # of a step with so many beams and six layers, eleven of them copies into static memory
 WAITS = 8  # of a request of 64 steps: three of transformers, one for each 16 steps, one for the width of the result
 
 
@@ -401,7 +414,9 @@ def config_of(beams: int, *ends: int) -> SearchConfig:
     )
 
 
-@pytest.mark.parametrize("size", [5, 40, 4999, 20003])  # fewer tokens than candidates, all tokens, blocks of tokens
+@pytest.mark.parametrize(
+    "size", [5, 40, 4999, 20003]
+)  # fewer tokens than candidates, all tokens, blocks of tokens
 @pytest.mark.parametrize("ends", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("running", [1, 4])
 def test_gpu_chooses_the_tokens_that_a_cpu_chooses(

@@ -170,7 +170,9 @@ def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     assert search.search.state is None
 
 
-def test_translations_of_a_step_are_copied_to_the_host_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_translations_of_a_step_are_copied_to_the_host_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each copy waits for a GPU."""
     search = ContinuousSearch(
         optimize_for_inference(endless_model()),

@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
     with pretended_cuda() as cuda, recording(None):
         monkeypatch.setattr(captured, "recorder_of", CudaGraphs)
-        monkeypatch.setattr(captured.logger, "warning", pytest.fail)  # of captures that are not possible
+        monkeypatch.setattr(
+            captured.logger, "warning", pytest.fail
+        )  # of captures that are not possible
         yield cuda
 
 
@@ -38,7 +40,9 @@ def translated(model: Model, count: int) -> list[list[int]]:
     ).tolist()
 
 
-def test_steps_are_captured_again_after_all_are_freed(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_captured_again_after_all_are_freed(
+    cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(captured, "MAX_STEPS", 1)
     plain = varied_model()
     model = optimize_for_inference(varied_model())
@@ -69,7 +73,9 @@ def record_on(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 1], ids=["in the warm-up", "in the capture"])
-def test_capture_that_fails_leaves_the_current_stream(calls_before: int, cuda: PretendedCuda) -> None:
+def test_capture_that_fails_leaves_the_current_stream(
+    calls_before: int, cuda: PretendedCuda
+) -> None:
     graphs = CudaGraphs(CPU)
     calls: list[None] = []
 
@@ -84,7 +90,9 @@ def test_capture_that_fails_leaves_the_current_stream(calls_before: int, cuda: P
     graphs.record(lambda: torch.zeros(1))()
 
 
-def test_one_thread_captures_at_a_time(cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_captures_at_a_time(
+    cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two models, which share nothing, in two threads."""
     step = captured.CapturedStep._step
     is_capturing = threading.Event()

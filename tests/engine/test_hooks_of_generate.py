@@ -9,7 +9,10 @@ from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 
 from hf_vanilla_transformer.engine.linear import INT8, int8_error
-from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin, plan_search
+from hf_vanilla_transformer.generation_vanilla_transformer import (
+    VanillaTransformerGenerationMixin,
+    plan_search,
+)
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.model_helpers import EOS
 from tests.search_helpers import LENGTHS, source, varied_model
@@ -26,7 +29,11 @@ DATA = {
 }
 MODES = {"assistant_model", "streamer"}  # tests/generation_modes.py
 NO_INT8 = int8_error(torch.device("cpu"), torch.float32)
-ENGINES = ["modules", "packed", pytest.param(INT8, marks=pytest.mark.skipif(NO_INT8 is not None, reason=str(NO_INT8)))]
+ENGINES = [
+    "modules",
+    "packed",
+    pytest.param(INT8, marks=pytest.mark.skipif(NO_INT8 is not None, reason=str(NO_INT8))),
+]
 
 
 def even_tokens(ids: Tensor, scores: Tensor) -> Tensor:
@@ -48,7 +55,10 @@ def own_loop(
 
 # The argument, and what every translation (T,) without its start token must then be
 HOOKS: dict[str, tuple[Any, Any]] = {
-    "logits_processor": (LogitsProcessorList([even_tokens]), lambda tokens: (tokens % 2 == 0).all()),
+    "logits_processor": (
+        LogitsProcessorList([even_tokens]),
+        lambda tokens: (tokens % 2 == 0).all(),
+    ),
     "stopping_criteria": (StoppingCriteriaList([four_tokens]), lambda tokens: len(tokens) <= 3),
     "prefix_allowed_tokens_fn": (
         lambda row, ids: [EOS, 8, 9],
@@ -60,7 +70,11 @@ HOOKS: dict[str, tuple[Any, Any]] = {
 
 def optimized(engine: str) -> Any:
     model = varied_model()
-    return model if engine == "modules" else optimize_for_inference(model, INT8 if engine == INT8 else None)
+    return (
+        model
+        if engine == "modules"
+        else optimize_for_inference(model, INT8 if engine == INT8 else None)
+    )
 
 
 def assert_all_hold(translations: Tensor, holds: Any) -> None:
@@ -117,6 +131,8 @@ def test_every_method_of_generate_that_is_replaced_goes_to_transformers() -> Non
 def test_replaced_method_of_generate_has_its_effect(engine: str) -> None:
     model = optimized(engine)
     plain = model._get_stopping_criteria
-    model._get_stopping_criteria = lambda *args, **kwargs: StoppingCriteriaList([*plain(*args, **kwargs), four_tokens])
+    model._get_stopping_criteria = lambda *args, **kwargs: StoppingCriteriaList(
+        [*plain(*args, **kwargs), four_tokens]
+    )
     found = model.generate(**source(LENGTHS), max_new_tokens=8)
     assert_all_hold(found, HOOKS["stopping_criteria"][1])

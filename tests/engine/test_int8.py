@@ -12,7 +12,12 @@ from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
 from hf_vanilla_transformer.engine.c_kernels import Rows, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
-from hf_vanilla_transformer.engine.linear import INT8, int8_error, multiplies_like_onednn, packed_linear
+from hf_vanilla_transformer.engine.linear import (
+    INT8,
+    int8_error,
+    multiplies_like_onednn,
+    packed_linear,
+)
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights
 from hf_vanilla_transformer.inference import optimize_for_inference
@@ -85,7 +90,9 @@ def test_products_of_many_row_counts_share_compiled_kernels() -> None:
     assert len(counts) <= 6
 
 
-@pytest.mark.skipif(not multiplies_like_onednn(), reason="this CPU has products in C with other bits, or none")
+@pytest.mark.skipif(
+    not multiplies_like_onednn(), reason="this CPU has products in C with other bits, or none"
+)
 @pytest.mark.parametrize("size", [(1, 1), (17, 33), (40, 5), (192, 768)], ids=str)
 def test_few_rows_are_multiplied_in_c_with_the_bits_of_onednn(size: tuple[int, int]) -> None:
     linear = packed_linear([nn.Linear(*size)], torch.float32, INT8)
@@ -131,7 +138,9 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], bias: boo
     rows = torch.arange(batch * beams)
     places = rows // beams * size + rows % beams
     write_cache(product, sizes.query_columns, scales, shift, places, cache)
-    query, written = scaled(product, scales, shift).split([sizes.query_columns, sizes.cache_columns], dim=1)
+    query, written = scaled(product, scales, shift).split(
+        [sizes.query_columns, sizes.cache_columns], dim=1
+    )
     rounded = cache.flatten(0, 1)[places]
     assert (rounded - written).abs().le(2**-8 * written.abs() + 1e-6).all()
     visible = random_visible(batch, beams, size, share=0.5)
@@ -166,7 +175,9 @@ def test_best_tokens_are_those_of_a_sorted_log_softmax(
     logits = scaled(product, scales, shift)
     hidden = None
     if some:
-        hidden = (torch.arange(8)[:, None, None] + torch.arange(size)) % 3 == 0  # (B, 1, V), of 5 rows each
+        hidden = (
+            torch.arange(8)[:, None, None] + torch.arange(size)
+        ) % 3 == 0  # (B, 1, V), of 5 rows each
         hidden[..., -1] = False
         logits = logits.masked_fill(hidden.repeat_interleave(5, 0)[:, 0], -torch.inf)
     expected = logits.log_softmax(dim=1) if normalize else logits
@@ -214,7 +225,9 @@ def test_int8_computes_every_kind_of_model(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_int8_gives_a_sentence_the_same_numbers_in_every_batch(beams: int, dtype: torch.dtype) -> None:
+def test_int8_gives_a_sentence_the_same_numbers_in_every_batch(
+    beams: int, dtype: torch.dtype
+) -> None:
     model = optimize_for_inference(varied_model(d_model=64).to(dtype), "int8")
     lengths = [6, 1, 8, 3, 5, 31, 4]
     settings = {"max_new_tokens": 12, "num_beams": beams, **AS_DICT}

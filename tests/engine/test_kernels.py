@@ -39,7 +39,14 @@ OF_TRAINERS = {
     "_foreach_add_",
 }
 # of datasets, ctranslate2, os, evaluate, lxml
-OF_OTHERS = {"_fingerprint", "_indices", "_SUPPORTED_ACTIVATIONS", "_exit", "_data_dir_root", "_Element"}
+OF_OTHERS = {
+    "_fingerprint",
+    "_indices",
+    "_SUPPORTED_ACTIVATIONS",
+    "_exit",
+    "_data_dir_root",
+    "_Element",
+}
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
 
 
@@ -62,7 +69,11 @@ def uses_of(tree: ast.Module) -> Iterator[str]:
     """Private names that a file reads or imports. `torch.ops` has undocumented ones only."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            yield "_ops" if ast.unparse(node) in ("torch.ops.mkldnn", "torch.ops.onednn") else node.attr
+            yield (
+                "_ops"
+                if ast.unparse(node) in ("torch.ops.mkldnn", "torch.ops.onednn")
+                else node.attr
+            )
         elif isinstance(node, ast.Import):
             parts = ".".join(alias.name for alias in node.names).split(".")
             yield from (part for part in parts if part != "_compat_pickle")
@@ -83,7 +94,9 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
         if allowed is None:
             continue
         known = defined | OF_MODELS | OF_OTHERS | allowed
-        outside += [f"{name}: {use}" for use in uses_of(tree) if is_private(use) and use not in known]
+        outside += [
+            f"{name}: {use}" for use in uses_of(tree) if is_private(use) and use not in known
+        ]
     assert not outside, outside
 
 
@@ -97,7 +110,9 @@ def namespace_of(names: set[str], value: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("removed", sorted(OF_ONEDNN))
-def test_layers_are_plain_without_onednns_layout(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_plain_without_onednns_layout(
+    removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mkldnn = namespace_of(OF_ONEDNN - {removed}, lambda: True)
     monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(mkldnn=mkldnn))
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
@@ -113,20 +128,26 @@ def test_int8_is_refused_without_its_kernels(removed: str, monkeypatch: pytest.M
     assert "quantization" in (int8_error(CPU, torch.float32) or "")
 
 
-def test_int8_models_compute_in_float32_if_torch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_models_compute_in_float32_if_torch_cannot_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
     assert not kernels.has_fast_bfloat16()
 
 
 @pytest.mark.parametrize("removed", sorted(OF_HOOKS))
-def test_models_decode_through_modules_if_hooks_are_hidden(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_decode_through_modules_if_hooks_are_hidden(
+    removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = optimize_for_inference(varied_model())
     with monkeypatch.context() as patch:
         module = namespace_of(OF_HOOKS - {removed})
         patch.setattr(kernels, "nn", SimpleNamespace(modules=SimpleNamespace(module=module)))
         assert "hooks" in (not_optimizable(model) or "")
         assert_as_by_modules(model)
-    assert kernels.has_hooks(SimpleNamespace(_forward_hooks={})), "a module without one of its dictionaries"
+    assert kernels.has_hooks(SimpleNamespace(_forward_hooks={})), (
+        "a module without one of its dictionaries"
+    )
 
 
 def test_every_request_packs_anew_without_version_counters() -> None:

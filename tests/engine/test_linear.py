@@ -226,7 +226,9 @@ def test_small_weights_are_packed_for_many_rows_where_mkl_is_slow(
     packed = packed_linear(layers, torch.float32)
     computed = []
     compute = kernels.linear_pointwise
-    monkeypatch.setattr(kernels, "linear_pointwise", lambda *args: computed.append(args) or compute(*args))
+    monkeypatch.setattr(
+        kernels, "linear_pointwise", lambda *args: computed.append(args) or compute(*args)
+    )
     x = torch.randn(*shape, WIDTH)
     rows = x.flatten(0, -2)
     assert_within(packed(x), exact(layers, rows).unflatten(0, shape))
@@ -308,9 +310,13 @@ def test_int8_error_names_what_is_missing(
     assert re.search(message, int8_error(torch.device(device), dtype) or "")
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-6), ("high", 1e-3), ("medium", 5e-3)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("highest", 1e-6), ("high", 1e-3), ("medium", 5e-3)]
+)
 @torch.no_grad()
-def test_prepacked_linears_outlive_another_matmul_precision(precision: str, tolerance: float) -> None:
+def test_prepacked_linears_outlive_another_matmul_precision(
+    precision: str, tolerance: float
+) -> None:
     layers = linears(True)
     x = torch.randn(40, WIDTH)
     packed = packed_linear(layers, torch.float32)

@@ -136,7 +136,9 @@ def test_casts_give_todays_dtype(cast: Change, decoders: list[type]) -> None:
 def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = []
     original = optimize.PackedWeights
-    monkeypatch.setattr(optimize, "PackedWeights", lambda *args: packed.append(1) or original(*args))
+    monkeypatch.setattr(
+        optimize, "PackedWeights", lambda *args: packed.append(1) or original(*args)
+    )
     model = optimized_model()
     for _ in range(3):
         translate(model)
@@ -280,7 +282,11 @@ REFUSALS = [
     (on_meta, {}, "model: .*sharded"),
     (offloaded, {}, "hooks.*offloaded"),
     (after(hook_module), {}, "model.decoder.layers.1.fc1 "),
-    (after(lambda model: model.set_attn_implementation("eager")), {}, "attn_implementation='eager'"),
+    (
+        after(lambda model: model.set_attn_implementation("eager")),
+        {},
+        "attn_implementation='eager'",
+    ),
     (after(Model.eval), {"quantization": "int4"}, "quantization: 'int4'"),
     (Model.half, {"quantization": "int8"}, "quantization: 'int8'.* torch.float16"),
 ]
@@ -305,8 +311,18 @@ def test_refusals_are_one_line_and_change_nothing(
 @pytest.mark.parametrize(
     ("where", "name", "value", "message"),
     [
-        (ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *_: None, "attn_implementation='sdpa'"),
-        (VanillaTransformerDecoderLayer, "feed_forward", lambda self, x: x, r"feed_forward of decoder\.layers\.0"),
+        (
+            ALL_ATTENTION_FUNCTIONS._global_mapping,
+            "sdpa",
+            lambda *_: None,
+            "attn_implementation='sdpa'",
+        ),
+        (
+            VanillaTransformerDecoderLayer,
+            "feed_forward",
+            lambda self, x: x,
+            r"feed_forward of decoder\.layers\.0",
+        ),
     ],
     ids=["attention", "method"],
 )
@@ -346,7 +362,9 @@ def test_int8_translations_are_as_probable(dtype: torch.dtype) -> None:
         tie_word_embeddings=False,
         lm_head_bias=True,
     )
-    plain.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
+    plain.lm_head.bias[
+        [PAD, 0, EOS]
+    ] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
     int8 = optimize_for_inference(copy.deepcopy(plain).to(dtype), "int8")
     for lengths in ([5], [6, 3, 8, 1, 5]):
         ids, mask = sources(*lengths)
@@ -364,7 +382,9 @@ def test_int8_translations_are_as_probable(dtype: torch.dtype) -> None:
         best = paper_score(plain, inputs, full.sequences)
         score = paper_score(plain, inputs, found.sequences)
         assert (best - score).abs().max() < 0.2
-        assert (found.sequences_scores - score).abs().max() < 0.2, "the search's own score is nearly the model's"
+        assert (found.sequences_scores - score).abs().max() < 0.2, (
+            "the search's own score is nearly the model's"
+        )
 
 
 def paper_score(
@@ -410,7 +430,9 @@ def test_threads_translate_with_one_model() -> None:
     limits = [3, 20, 9, 35]
 
     def work(model: Model, index: int) -> list[Any]:
-        return [translate(model, [length], max_new_tokens=limits[index])[0] for length in (9, 2, 6, 4)]
+        return [
+            translate(model, [length], max_new_tokens=limits[index])[0] for length in (9, 2, 6, 4)
+        ]
 
     plain = varied_model(end=-1e4)
     model = optimized_model(end=-1e4)

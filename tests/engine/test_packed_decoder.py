@@ -19,8 +19,14 @@ from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, se
 Model = VanillaTransformerForConditionalGeneration
 
 OPTIONS: list[dict[str, Any]] = [
-    *({"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie} for share, tie in TYING_MODES),
-    *({"position_encoding_type": kind} for kind in ("learned", "sinusoidal_split", "sinusoidal_fairseq")),
+    *(
+        {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
+        for share, tie in TYING_MODES
+    ),
+    *(
+        {"position_encoding_type": kind}
+        for kind in ("learned", "sinusoidal_split", "sinusoidal_fairseq")
+    ),
     {
         "activation_function": "silu",
         "lm_head_bias": True,
@@ -133,7 +139,9 @@ class Walk:
         new = other.state
         self.state = self.state._replace(
             lengths=self.state.lengths.index_copy(0, index, new.lengths),
-            next_tokens=self.state.next_tokens.index_copy(0, index, new.next_tokens.expand(-1, self.beams)),
+            next_tokens=self.state.next_tokens.index_copy(
+                0, index, new.next_tokens.expand(-1, self.beams)
+            ),
             parents=self.state.parents.index_fill(0, index, 0),
         )
 
@@ -227,7 +235,9 @@ def test_packed_decoder_computes_every_batch(
     )
 
 
-@pytest.mark.parametrize("fields", [*OPTIONS[:2], {"head_dim": 6, "value_head_dim": 10}], ids=",".join)
+@pytest.mark.parametrize(
+    "fields", [*OPTIONS[:2], {"head_dim": 6, "value_head_dim": 10}], ids=",".join
+)
 @pytest.mark.parametrize("has_compiler", [True, False])
 @torch.no_grad()
 def test_wide_searches_compute_with_and_without_a_compiler(
@@ -366,7 +376,9 @@ def test_caches_hold_each_sentence_once() -> None:
     packed, modules = decoders(tiny_model(), [5, 2, 7])
     for decoder in (packed, modules):
         Walk(decoder, 3, beams=6).steps(4)
-        assert decoder.slots.visible.shape[2] == 16  # of 1 + 3 · 6 tokens, some of which no beam has in its past
+        assert (
+            decoder.slots.visible.shape[2] == 16
+        )  # of 1 + 3 · 6 tokens, some of which no beam has in its past
     caches = modules.cache.self_attention_cache, modules.cache.cross_attention_cache
     layers = [layer for cache in caches for layer in cache.layers]
     by_modules = [each for layer in layers for each in (layer.keys, layer.values)]

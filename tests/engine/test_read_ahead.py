@@ -78,8 +78,12 @@ def test_no_more_sentences_wait_than_the_search_has_rows() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram_size": 2}], ids=["captured", "processors"])
-def test_search_that_reads_ahead_finds_what_another_one_finds(beams: int, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"no_repeat_ngram_size": 2}], ids=["captured", "processors"]
+)
+def test_search_that_reads_ahead_finds_what_another_one_finds(
+    beams: int, settings: dict[str, Any]
+) -> None:
     def translate(asked: list[int]) -> Any:
         return optimize_for_inference(varied_model()).generate(
             **source([5, 3, 8, 6]),

@@ -140,7 +140,9 @@ def test_prefix_may_have_any_tokens(path: Path) -> None:
 
 def test_shortlist_without_a_token_is_refused(tmp_path: Path) -> None:
     for pairs in ([], [("", "")]):
-        assert error_of(write_shortlist, translator(), pairs, tmp_path / "s").startswith("shortlist: no token")
+        assert error_of(write_shortlist, translator(), pairs, tmp_path / "s").startswith(
+            "shortlist: no token"
+        )
     assert not (tmp_path / "s").exists()
 
 
@@ -157,7 +159,9 @@ def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.Mo
     tokenize = whole.source_tokenizer.tokenize
     for word, targets in (("two", "two"), ("hundred", "hundred"), ("seven", "seven red")):
         for name in tokenize(word):
-            assert {*table[name]} == {piece for target in targets.split() for piece in tokenize(target)}
+            assert {*table[name]} == {
+                piece for target in targets.split() for piece in tokenize(target)
+            }
     monkeypatch.undo()
     write_shortlist(whole, PAIRS, path)
     assert list(translator(path).translate(["two seven"]))
@@ -165,7 +169,11 @@ def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("one\n", "line 1: 'one'"), ("\tĠseven nothing\n", "line 1: 'nothing'"), ("nothing\tĠ\n", "'nothing'")],
+    [
+        ("one\n", "line 1: 'one'"),
+        ("\tĠseven nothing\n", "line 1: 'nothing'"),
+        ("nothing\tĠ\n", "'nothing'"),
+    ],
 )
 def test_files_of_another_model_are_refused(
     text: str,

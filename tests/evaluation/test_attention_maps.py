@@ -39,9 +39,13 @@ def test_weights_equal_equation_1_in_the_first_layer(model, tokenizer):
     kept = {}
     attention = model.model.decoder.layers[0].cross_attn
     for name in ("q_proj", "k_proj"):
-        getattr(attention, name).register_forward_hook(lambda _, __, out, name=name: kept.update({name: out[0]}))
+        getattr(attention, name).register_forward_hook(
+            lambda _, __, out, name=name: kept.update({name: out[0]})
+        )
     source, target, weights = cross_attention(model, tokenizer, tokenizer, SENTENCE, TRANSLATION)
-    query, key = (kept[name].view(-1, HEADS, 4).transpose(0, 1) for name in ("q_proj", "k_proj"))  # (H, T or S, d_k)
+    query, key = (
+        kept[name].view(-1, HEADS, 4).transpose(0, 1) for name in ("q_proj", "k_proj")
+    )  # (H, T or S, d_k)
     assert query.shape[1] == len(target)
     assert key.shape[1] == len(source)
     torch.testing.assert_close(weights[0], torch.softmax(query @ key.transpose(1, 2) / 4**0.5, -1))
@@ -50,7 +54,8 @@ def test_weights_equal_equation_1_in_the_first_layer(model, tokenizer):
 def test_row_belongs_to_the_token_that_it_predicts(model, tokenizer):
     """The first row depends on no target token, so it is the same for every translation."""
     first, second = (
-        cross_attention(model, tokenizer, None, SENTENCE, text)[2] for text in (TRANSLATION, "ganz anders")
+        cross_attention(model, tokenizer, None, SENTENCE, text)[2]
+        for text in (TRANSLATION, "ganz anders")
     )
     torch.testing.assert_close(first[:, :, 0], second[:, :, 0])
     assert not torch.allclose(first[1, :, 1], second[1, :, 1])
@@ -62,7 +67,9 @@ def test_translation_defaults_to_that_of_the_model(model, tokenizer):
     model.generation_config.max_new_tokens = 5
     own = model.generate(input_ids=torch.tensor([tokenizer(sentence)["input_ids"]]))
     text = tokenizer.decode(own[0], skip_special_tokens=True)
-    found, expected = (cross_attention(model, tokenizer, None, sentence, given) for given in (None, text))
+    found, expected = (
+        cross_attention(model, tokenizer, None, sentence, given) for given in (None, text)
+    )
     assert found[1] == expected[1]
     torch.testing.assert_close(found[2], expected[2])
 
@@ -86,7 +93,9 @@ def test_empty_sentence_is_refused(model, tokenizer):
 
 
 def test_cross_attention_of_a_marian_model(tokenizer):
-    source, target, weights = cross_attention(tiny_marian(len(tokenizer)), tokenizer, None, SENTENCE, TRANSLATION)
+    source, target, weights = cross_attention(
+        tiny_marian(len(tokenizer)), tokenizer, None, SENTENCE, TRANSLATION
+    )
     assert weights.shape == (1, 2, len(target), len(source))
 
 
@@ -117,7 +126,9 @@ def test_plot_is_an_image_with_the_colours_beside_the_maps(tmp_path, monkeypatch
 @pytest.mark.parametrize("layer", [1, 2, 3, None])
 def test_plot_has_the_mean_and_every_head(layer, tmp_path, figures):
     weights = torch.rand(3, 4, 2, 3)
-    plot_attention(["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=layer)
+    plot_attention(
+        ["▁one", "$2$", "</s>"], ["eins", "</s>"], weights, tmp_path / "a.png", layer=layer
+    )
     *panels, colours = figures[0].axes
     assert [panel.get_title() for panel in panels] == [
         "mean of the heads",
@@ -137,7 +148,9 @@ def test_plot_has_the_mean_and_every_head(layer, tmp_path, figures):
     title = f"Cross-attention, decoder layer {layer or 3} of 3"
     assert texts_of(figures[0])[title].get_fontsize() == 13
     assert colours.get_ylabel() == "attention weight"
-    whole = max(axis.get_position().y1 for axis in panels) - min(axis.get_position().y0 for axis in panels)
+    whole = max(axis.get_position().y1 for axis in panels) - min(
+        axis.get_position().y0 for axis in panels
+    )
     assert colours.get_position().height == pytest.approx(0.6 * whole)
 
 

@@ -62,7 +62,10 @@ def texts():
     draw = Random(1)
     references = [" ".join(draw.choices(WORDS, k=draw.randint(4, 25))) for _ in range(40)]
     second = [corrupted(text, 0.2, draw) for text in references]
-    systems = {f"system {share}": [corrupted(text, share, draw) for text in references] for share in (0.4, 0.3, 0.41)}
+    systems = {
+        f"system {share}": [corrupted(text, share, draw) for text in references]
+        for share in (0.4, 0.3, 0.41)
+    }
     return references, second, systems
 
 
@@ -84,15 +87,21 @@ def printed_scores(folder, names, kind):
         "chrf",
     ]
     arguments += [f"--paired-{kind}", f"--paired-{kind}-n", "200", "-w", "6", "-f", "latex"]
-    printed = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, check=True).stdout
-    rows = [line.split("&")[1:] for line in printed.splitlines() if "system-" in line and "&" in line]
+    printed = subprocess.run(
+        arguments, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
+    rows = [
+        line.split("&")[1:] for line in printed.splitlines() if "system-" in line and "&" in line
+    ]
     return [[list(map(float, re.findall(r"\d+\.\d+", cell))) for cell in cells] for cells in rows]
 
 
 def test_scores_and_p_values_are_those_of_sacrebleu(tmp_path, texts):
     references, second, systems = texts
     names = [name.replace(" ", "-") for name in systems]
-    for name, lines in zip(["r1", "r2", *names], [references, second, *systems.values()], strict=True):
+    for name, lines in zip(
+        ["r1", "r2", *names], [references, second, *systems.values()], strict=True
+    ):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     compared = compare_systems(systems, [references, second])
     kinds = {
@@ -119,7 +128,9 @@ def test_numbers_of_samples_are_those_of_sacrebleu():
 def test_options_reach_the_scores():
     systems = {"one": ["A b c d e"], "two": ["a b c d x"]}
     names = ["bleu", "chrf", "exact_match"]
-    compared = compare_systems(systems, ["a b c d e"], metrics=names, tokenize="char", lowercase=True)
+    compared = compare_systems(
+        systems, ["a b c d e"], metrics=names, tokenize="char", lowercase=True
+    )
     assert compared["systems"]["one"]["exact_match"]["score"] == 100
     assert re.search("case:lc.*tok:char", compared["signatures"]["bleu"])
     plain = compare_systems(systems, ["a b c d e"], metrics=names)
@@ -140,7 +151,9 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
     metrics = [FunctionMetric("m:overlap", overlap)]
     compared = compare_systems(systems, references, sources=references, metrics=metrics)
     baseline, better, equal = (each["m:overlap"] for each in compared["systems"].values())
-    assert baseline["score"] == pytest.approx(np.mean(overlap(references, systems["system 0.4"], references)))
+    assert baseline["score"] == pytest.approx(
+        np.mean(overlap(references, systems["system 0.4"], references))
+    )
     assert "p_bootstrap" not in baseline
     assert max(better["p_bootstrap"], better["p_randomization"]) < 0.05
     assert min(equal["p_bootstrap"], equal["p_randomization"]) > 0.05
@@ -151,12 +164,18 @@ def test_numbers_that_are_undefined_are_refused(texts):
     """Comparisons with NaN would find every difference significant."""
     references, _, systems = texts
     undefined = FunctionMetric("m:nan", lambda _, texts, __: [float("nan")] * len(texts))
-    assert error_of(compare_systems, systems, references, metrics=[undefined]).startswith("m:nan: it returned nan")
+    assert error_of(compare_systems, systems, references, metrics=[undefined]).startswith(
+        "m:nan: it returned nan"
+    )
 
 
 def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, in_tmp_path):
-    guide = (Path(__file__).parents[2] / "scripts" / "docs" / "your_data.md").read_text(encoding="utf-8")
-    code = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "comet" in block)
+    guide = (Path(__file__).parents[2] / "scripts" / "docs" / "your_data.md").read_text(
+        encoding="utf-8"
+    )
+    code = next(
+        block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "comet" in block
+    )
     # a stand-in for unbabel-comet 2.2.7 in its environment, which prints before the scores as the real one does
     (tmp_path / "comet.py").write_text(
         "class Model:\n"
@@ -173,7 +192,9 @@ def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, in_tmp_path):
     (tmp_path / "comet_metric.py").write_text(code, encoding="utf-8")
     references, _, systems = texts
     metrics = make_metrics(["bleu", "comet_metric:scores"])
-    compared = compare_systems(systems, references, sources=["x"] * len(references), metrics=metrics)["systems"]
+    compared = compare_systems(
+        systems, references, sources=["x"] * len(references), metrics=metrics
+    )["systems"]
     for name, hypotheses in systems.items():
         equal = np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])
         assert compared[name]["comet_metric:scores"]["score"] == pytest.approx(equal)
@@ -187,7 +208,9 @@ def test_metric_without_scores_of_sentences_has_no_interval(length_metric):
         "one": {"length_longest": {"score": 3}, "length_shortest": {"score": 1}},
         "two": {"length_longest": {"score": 4}, "length_shortest": {"score": 1}},
     }
-    assert compared["signatures"] == dict.fromkeys(["length_longest", "length_shortest"], length_metric)
+    assert compared["signatures"] == dict.fromkeys(
+        ["length_longest", "length_shortest"], length_metric
+    )
 
 
 def test_rates_are_compared_by_their_sums(texts):
@@ -217,8 +240,13 @@ def test_lists_are_compared_as_single_outputs_are(texts):
         assert results["top_1"] == results["exact_match"] == results["top_3"]
     assert "p_bootstrap" in results["top_1"]
     assert compared["signatures"].keys() == {"top_1", "top_3", "exact_match"}
-    upper = {name: [[text.upper() for text in each] for each in of_system] for name, of_system in lists.items()}
-    normalized = compare_systems(outputs, references, metrics=["top_k"], n_best=upper, normalize=str.casefold)
+    upper = {
+        name: [[text.upper() for text in each] for each in of_system]
+        for name, of_system in lists.items()
+    }
+    normalized = compare_systems(
+        outputs, references, metrics=["top_k"], n_best=upper, normalize=str.casefold
+    )
     scores = [each["systems"]["system 0.4"]["top_1"]["score"] for each in (normalized, compared)]
     assert scores[0] >= scores[1] > 0
 
@@ -227,7 +255,9 @@ def test_systems_of_other_lengths_are_refused(texts):
     references, _, systems = texts
     message = error_of(compare_systems, systems | {"short": references[1:]}, references)
     assert message.startswith("39 hypotheses, but 40 references")
-    assert error_of(compare_systems, {"one": ["a", None]}, ["a", "b"]).startswith("systems: line 2 is None")
+    assert error_of(compare_systems, {"one": ["a", None]}, ["a", "b"]).startswith(
+        "systems: line 2 is None"
+    )
 
 
 # Groups
@@ -260,7 +290,9 @@ def test_groups_are_scored_apart(texts):
         label: labels.count(label) for label in labels
     }
     rows = [row for row, label in enumerate(labels) if label == "11–20 words"]
-    hypotheses, *chosen = [[texts[row] for row in rows] for texts in (systems["system 0.3"], references, second)]
+    hypotheses, *chosen = [
+        [texts[row] for row in rows] for texts in (systems["system 0.3"], references, second)
+    ]
     group = groups["11–20 words"]
     assert group.keys() == {"sentences", "signatures", *systems}
     assert group["system 0.3"] == {
@@ -271,7 +303,9 @@ def test_groups_are_scored_apart(texts):
     assert "39 hypotheses, but 40 references" in error_of(
         scores_by_group, {"a": references[1:]}, references, labels[1:]
     )
-    assert "40 hypotheses, but 39 labels" in error_of(scores_by_group, systems, references, labels[1:])
+    assert "40 hypotheses, but 39 labels" in error_of(
+        scores_by_group, systems, references, labels[1:]
+    )
 
 
 def test_options_reach_the_scores_of_groups():
@@ -280,10 +314,14 @@ def test_options_reach_the_scores_of_groups():
     plain = scores_by_group(*arguments, metrics=["exact_match"])
     assert plain["x"]["one"] == {"exact_match": 0}
     for options in ({"lowercase": True}, {"normalize": str.lower}):
-        assert scores_by_group(*arguments, metrics=["exact_match"], **options)["x"]["one"] == {"exact_match": 100}
+        assert scores_by_group(*arguments, metrics=["exact_match"], **options)["x"]["one"] == {
+            "exact_match": 100
+        }
     of_characters = scores_by_group(*arguments, tokenize="char")
     assert "tok:char" in of_characters["y"]["signatures"]["bleu"]
-    given = FunctionMetric("m:f", lambda sources, hypotheses, _: [float(sources == ["t"])] * len(hypotheses))
+    given = FunctionMetric(
+        "m:f", lambda sources, hypotheses, _: [float(sources == ["t"])] * len(hypotheses)
+    )
     scored = scores_by_group(*arguments, metrics=[given], sources=["s", "t"])
     assert [scored[label]["one"]["m:f"] for label in "xy"] == [0, 1]
 
@@ -309,14 +347,20 @@ def test_each_group_has_the_tokenizer_of_its_language(texts):
         rows = [row for row, each in enumerate(labels) if each == label]
         hypotheses, chosen = ([texts[row] for row in rows] for texts in (changed, references))
         expected = sacrebleu.corpus_bleu(hypotheses, [chosen], tokenize=tokenize).score
-        assert groups[label]["a"]["bleu"] == apart[f"bleu_{label}"] == pytest.approx(expected, abs=1e-9)
+        assert (
+            groups[label]["a"]["bleu"]
+            == apart[f"bleu_{label}"]
+            == pytest.approx(expected, abs=1e-9)
+        )
         assert f"tok:{tokenize}" in groups[label]["signatures"]["bleu"]
 
 
 def test_lists_of_unequal_lengths_have_the_top_of_the_longest():
     lists = {"one": [["x", "a"], ["b"], ["x", "x", "c"]], "two": [["x"], ["x"], ["c"]]}
     hypotheses = {name: [texts[0] for texts in each] for name, each in lists.items()}
-    groups = scores_by_group(hypotheses, ["a", "b", "c"], ["l", "m", "l"], metrics=["top_k"], n_best=lists)
+    groups = scores_by_group(
+        hypotheses, ["a", "b", "c"], ["l", "m", "l"], metrics=["top_k"], n_best=lists
+    )
     assert groups["l"]["one"] == {"top_1": 0, "top_3": 100}
     assert groups["m"]["one"] == {"top_1": 100, "top_3": 100}
     assert groups["l"]["two"] == {"top_1": 50, "top_3": 50}
@@ -403,7 +447,9 @@ def test_perturbations_are_drawn_once_and_keep_addresses(name):
 
 
 def test_typos_are_of_the_source():
-    assert {target for _, target in perturb_all("typos", PAIRS * 20)} == {target for _, target in PAIRS}
+    assert {target for _, target in perturb_all("typos", PAIRS * 20)} == {
+        target for _, target in PAIRS
+    }
 
 
 def test_noise_is_the_same_on_both_sides():

@@ -82,7 +82,9 @@ SCORES = [
 
 def test_curve_has_losses_above_the_score(tmp_path, figures) -> None:
     figure, (losses, scores) = drawn_curve(LOSSES + SCORES, tmp_path, figures)
-    assert figure.get_size_inches().tolist() == pytest.approx([8, 6.6])  # 2.7 inches a panel, 1.2 for the rest
+    assert figure.get_size_inches().tolist() == pytest.approx(
+        [8, 6.6]
+    )  # 2.7 inches a panel, 1.2 for the rest
     assert lines_of(losses) == {"training": [[1, 3], [2, 2]], "validation": [[1200, 2.5]]}
     assert lines_of(scores) == {"BLEU": [[1200, 30.126], [1500, 20]]}
     lines = [*losses.get_lines(), *scores.get_lines()]
@@ -102,7 +104,9 @@ def test_curve_has_a_grid_and_no_box(tmp_path, figures) -> None:
     for axis in drawn_curve(LOSSES + SCORES, tmp_path, figures)[1]:
         shown = {name for name, spine in axis.spines.items() if spine.get_visible()}
         assert shown == {"left", "bottom"}
-        lines = [line for line in axis.get_xgridlines() + axis.get_ygridlines() if line.get_visible()]
+        lines = [
+            line for line in axis.get_xgridlines() + axis.get_ygridlines() if line.get_visible()
+        ]
         assert lines
         assert {(line.get_color(), line.get_linewidth()) for line in lines} == {("0.9", 0.8)}
 
@@ -137,7 +141,9 @@ def test_ticks_are_whole_updates(tmp_path, figures) -> None:
 def test_best_score_is_the_highest_or_of_errors_the_lowest(
     name, label, sign, scores, title, tmp_path, figures
 ) -> None:
-    entries = [{f"eval_{name}": sign * score, "step": step} for step, score in enumerate(scores, start=1)]
+    entries = [
+        {f"eval_{name}": sign * score, "step": step} for step, score in enumerate(scores, start=1)
+    ]
     losses, axis = drawn_curve(entries, tmp_path, figures)[1]
     assert losses.get_legend() is None  # nothing to explain
     assert axis.get_ylabel() == label
@@ -182,7 +188,9 @@ def test_curve_leaves_out_evaluations_after_training() -> None:
 
 
 def test_curve_refuses_an_empty_log(tmp_path) -> None:
-    assert "logging_steps" in error_of(plot_curve, [{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png")
+    assert "logging_steps" in error_of(
+        plot_curve, [{"train_runtime": 1.0, "step": 0}], tmp_path / "curve.png"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -42,7 +42,10 @@ ROWS = [list(row) for row in zip(REFERENCES, OTHERS, strict=True)]
 
 
 def random_texts(draw, count, least):
-    return ["  ".join(draw.choice("abcdeé") for _ in range(draw.randint(least, 12))) for _ in range(count)]
+    return [
+        "  ".join(draw.choice("abcdeé") for _ in range(draw.randint(least, 12)))
+        for _ in range(count)
+    ]
 
 
 def plain_distance(first, second):
@@ -184,7 +187,9 @@ def test_error_rates_of_odd_texts_equal_jiwer(metric, judge, references, hypothe
     ],
 )
 def test_rate_of_one_sentence(metric, prediction, references, score):
-    assert metric.compute(predictions=[prediction], references=[references]) == {metric.key: pytest.approx(score)}
+    assert metric.compute(predictions=[prediction], references=[references]) == {
+        metric.key: pytest.approx(score)
+    }
 
 
 @pytest.mark.parametrize(
@@ -198,7 +203,9 @@ def test_rate_of_one_sentence(metric, prediction, references, score):
 def test_rate_of_several_sentences(metric, score):
     predictions = ["a", "b", "c", " d e "]
     references = [["a", "x"], ["x", "b"], ["x", "y"], ["d e"]]
-    assert metric.compute(predictions=predictions, references=references) == {metric.key: pytest.approx(score)}
+    assert metric.compute(predictions=predictions, references=references) == {
+        metric.key: pytest.approx(score)
+    }
 
 
 @pytest.mark.parametrize("metric", [TokenErrorRate(), ExactMatch()])
@@ -207,7 +214,9 @@ def test_each_prediction_has_its_references(metric):
         metric.counts(["a"], ["a", "b"])
 
 
-@pytest.mark.parametrize(("sums", "quotient"), [((3, 2), 1.5), ((3, 1), 3), ((3, 0), 3), ((0, 0), 0)])
+@pytest.mark.parametrize(
+    ("sums", "quotient"), [((3, 2), 1.5), ((3, 1), 3), ((3, 0), 3), ((0, 0), 0)]
+)
 def test_ratio_without_a_denominator_has_1(sums, quotient):
     assert ratio(np.array(sums)) == quotient
 
@@ -231,7 +240,9 @@ PREDICTED = {
 def test_token_error_rate_counts_the_tokens_of_the_model(tokens):
     references, hypotheses = PREDICTED[tokens]
     split = token_splitter(train_symbol_tokenizer([(text, 1) for text in references], tokens))
-    score = score_translations(hypotheses, references, metrics=["token_error_rate"], split=split)["token_error_rate"]
+    score = score_translations(hypotheses, references, metrics=["token_error_rate"], split=split)[
+        "token_error_rate"
+    ]
     wanted, predicted = (list(map(TOKENS_OF[tokens], texts)) for texts in (references, hypotheses))
     edits = sum(map(plain_distance, wanted, predicted))
     assert edits
@@ -282,7 +293,9 @@ def test_function_scores_each_sentence_with_its_first_reference():
 
     metric = FunctionMetric("m:f", counted)
     rows = [["r"], ["first", "second"]]
-    assert metric.compute(sources=["s", "t"], predictions=["a", "bb"], references=rows) == {"m:f": 2.5}
+    assert metric.compute(sources=["s", "t"], predictions=["a", "bb"], references=rows) == {
+        "m:f": 2.5
+    }
     assert metric.statistics(["a", "bb"], rows, ["s", "t"])["m:f"].tolist() == [
         [1, 1],
         [4, 1],
@@ -321,7 +334,9 @@ def test_metric_computes_in_memory_what_a_score_is(name):
     n_best = [[text, "a b"] for text in HYPOTHESES]
     texts = Texts(HYPOTHESES, [REFERENCES, OTHERS], n_best=n_best)
     metric = make_metrics([name])[name]
-    computed = metric.compute(predictions=n_best if name == "top_k" else HYPOTHESES, references=ROWS)
+    computed = metric.compute(
+        predictions=n_best if name == "top_k" else HYPOTHESES, references=ROWS
+    )
     scores, details = compute_metric(name, metric, texts)
     assert scores
     assert scores | details == computed

@@ -56,7 +56,10 @@ def papineni_bleu(hypotheses, references):
     """BP · exp(Σ log p_n / 4), p_n with counts clipped to the reference's (Papineni et al. 2002, §2.3), and BP."""
     logs = []
     for order in range(1, 5):
-        pairs = [(ngrams(h, order), ngrams(r, order)) for h, r in zip(hypotheses, references, strict=True)]
+        pairs = [
+            (ngrams(h, order), ngrams(r, order))
+            for h, r in zip(hypotheses, references, strict=True)
+        ]
         matched = sum((hypothesis & reference).total() for hypothesis, reference in pairs)
         logs.append(math.log(matched / sum(hypothesis.total() for hypothesis, _ in pairs)))
     c, r = (sum(len(text.split()) for text in texts) for texts in (hypotheses, references))
@@ -79,10 +82,18 @@ def test_bleu_equals_the_formula_of_papineni():
 
 def test_arguments_reach_the_metrics():
     names = ["bleu", "chrf", "token_error_rate"]
-    scores = score_translations(["A b C d"], ["a b c d"], metrics=names, tokenize="none", lowercase=True, split=list)
+    scores = score_translations(
+        ["A b C d"], ["a b c d"], metrics=names, tokenize="none", lowercase=True, split=list
+    )
     version = sacrebleu.__version__
-    assert scores["bleu_signature"] == f"BLEU|nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:{version}"
-    assert scores["chrf_signature"] == f"chrF2|nrefs:1|case:lc|eff:yes|nc:6|nw:0|space:no|version:{version}"
+    assert (
+        scores["bleu_signature"]
+        == f"BLEU|nrefs:1|case:lc|eff:no|tok:none|smooth:exp|version:{version}"
+    )
+    assert (
+        scores["chrf_signature"]
+        == f"chrF2|nrefs:1|case:lc|eff:yes|nc:6|nw:0|space:no|version:{version}"
+    )
     assert scores["bleu"] == pytest.approx(100)
     assert scores["chrf"] == scores["exact_match"] == 100
     assert score_translations(["ab"], ["ac"], metrics=names, split=list)["token_error_rate"] == 50
@@ -128,7 +139,9 @@ def test_bleu_has_the_tokenizer_of_the_script(reference, hypothesis, tokenize, c
     except UserError:  # its package is not installed
         assert f"sacrebleu[{tokenize[:2]}]" in caplog.text
         tokenize = "char"
-    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu([hypothesis], [[reference]], tokenize=tokenize).score)
+    assert scores["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu([hypothesis], [[reference]], tokenize=tokenize).score
+    )
     assert f"tok:{tokenize}" in scores["bleu_signature"]
 
 
@@ -171,7 +184,9 @@ def test_lists_that_lack_an_item_or_have_one_more_are_refused(name, given, items
 
 @pytest.mark.parametrize("lists", [["a"], [["a", None]]])
 def test_list_of_a_sentence_has_texts(lists):
-    assert error_of(score_translations, ["a"], ["a"], metrics=["top_k"], n_best=lists).startswith("n_best: ")
+    assert error_of(score_translations, ["a"], ["a"], metrics=["top_k"], n_best=lists).startswith(
+        "n_best: "
+    )
 
 
 @pytest.mark.parametrize("kind", [tuple, iter, np.array, pandas.Series])
@@ -240,7 +255,9 @@ def test_metric_of_a_name_has_the_options(name):
 
 
 def test_function_of_a_module_is_a_metric(own_modules):
-    (own_modules / "my_scores.py").write_text("def ones(sources, hypotheses, references):\n    return [1, 3]\n")
+    (own_modules / "my_scores.py").write_text(
+        "def ones(sources, hypotheses, references):\n    return [1, 3]\n"
+    )
     scores = score_translations(["a", "b"], ["a", "b"], metrics=["my_scores:ones"])
     assert scores["my_scores:ones"] == 2
     assert "metrics" in error_of(make_metrics, ["my_scores:twos"])
@@ -391,7 +408,9 @@ def upper_or_invalid(text):
         ),
     ],
 )
-def test_invalid_texts_are_counted_and_equal_nothing(hypotheses, references, lists, exact_match, top_1, invalid):
+def test_invalid_texts_are_counted_and_equal_nothing(
+    hypotheses, references, lists, exact_match, top_1, invalid
+):
     scores = score_translations(
         hypotheses,
         references,
@@ -414,7 +433,9 @@ def test_invalid_texts_are_counted_and_equal_nothing(hypotheses, references, lis
     ],
 )
 def test_equal_texts_are_one_place_of_a_list(texts, top_1, top_3):
-    scores = score_translations(["x"], ["c"], metrics=["top_k"], n_best=[texts], normalize=str.lower)
+    scores = score_translations(
+        ["x"], ["c"], metrics=["top_k"], n_best=[texts], normalize=str.lower
+    )
     assert scores["top_1"] == top_1
     assert scores.get("top_3") == top_3
 
@@ -465,7 +486,11 @@ def test_mean_has_the_signatures_of_all_groups_and_their_common_scores():
     assert "tok:13a" in second
     assert ";" not in scores["chrf_signature"]
     assert {"top_1", "top_3", "top_3_x", "top_3_y"} <= scores.keys()
-    apart = Scorer.of(["top_k"]).score(Texts(references, [references], None, lists), Groups(GROUPS, True)).scores
+    apart = (
+        Scorer.of(["top_k"])
+        .score(Texts(references, [references], None, lists), Groups(GROUPS, True))
+        .scores
+    )
     assert "top_3_x" in apart
     assert not apart.keys() & {"top_3", "top_3_y"}
 
@@ -502,5 +527,9 @@ def test_signatures_have_the_options_of_the_scores():
     ],
 )
 def test_examples_are_at_even_distances(size, options, rows):
-    texts = [[f"{side}{row}" for row in range(size)] for side in ("source ", "reference ", "hypothesis ")]
-    assert example_translations(*texts, **options) == [[side[row] for side in texts] for row in rows]
+    texts = [
+        [f"{side}{row}" for row in range(size)] for side in ("source ", "reference ", "hypothesis ")
+    ]
+    assert example_translations(*texts, **options) == [
+        [side[row] for side in texts] for row in rows
+    ]

@@ -46,7 +46,10 @@ def groups_of(*systems):
         label: {
             "sentences": sentences,
             "signatures": {},
-            **{name: {"bleu": base + place, "chrf": 2 * base} for place, name in enumerate(systems, start=1)},
+            **{
+                name: {"bleu": base + place, "chrf": 2 * base}
+                for place, name in enumerate(systems, start=1)
+            },
         }
         for label, sentences, base in (("short", 1234, 10), ("long", 5, 20.126))
     }
@@ -119,7 +122,9 @@ def test_page_has_tables_signatures_and_differences():
     assert '<td dir="auto">&lt;one&gt;' in page
     assert "1,000 bootstrap resamples" in page
     assert "10,000 trials" in page
-    assert [page.count(f"<code>{name}</code>") for name in ("BLEU|a", "comet", "BLEU|of one system")] == [1, 1, 0]
+    assert [
+        page.count(f"<code>{name}</code>") for name in ("BLEU|a", "comet", "BLEU|of one system")
+    ] == [1, 1, 0]
     assert "<h2>Largest differences, by chrF</h2>" in page
     assert "<h3>&lt;two&gt;, line 1234: -12.3</h3>" in page
     assert "<h3>&lt;two&gt;, line 7: +3.0</h3>" in page

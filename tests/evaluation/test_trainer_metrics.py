@@ -34,7 +34,9 @@ def test_ignored_labels_become_padding_in_a_copy(tokenizer):
     predictions = np.array([[0, 4, 5, 6, 7, 2], [0, 4, 4, 2, -100, -100]])
     labels = np.array([[4, 5, 6, 7, 2], [4, 5, 2, -100, -100]])
     kept = predictions.copy(), labels.copy()
-    scores = translation_metrics(tokenizer, tokenize="none")(EvalPrediction(predictions=predictions, label_ids=labels))
+    scores = translation_metrics(tokenizer, tokenize="none")(
+        EvalPrediction(predictions=predictions, label_ids=labels)
+    )
     expected = score_translations(["a b c d", "a a"], ["a b c d", "a b"], tokenize="none")
     assert scores == {
         "bleu": expected["bleu"],
@@ -61,7 +63,9 @@ def test_ignored_labels_become_padding_in_a_copy(tokenizer):
     ],
 )
 def test_what_follows_the_end_does_not_count(predictions, labels, exact_match, gen_len, tokenizer):
-    scores = translation_metrics(tokenizer, metrics=["exact_match"])(predicted([predictions], [labels]))
+    scores = translation_metrics(tokenizer, metrics=["exact_match"])(
+        predicted([predictions], [labels])
+    )
     assert scores == {"exact_match": exact_match, "gen_len": gen_len}
 
 
@@ -167,7 +171,9 @@ def test_split_is_scored_and_reported(tokenizer, monkeypatch):
     monkeypatch.setattr(trainer_metrics, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     trainer = Trainer(tokenizer, PREDICTIONS, beams=4)
     dataset = range(1234)
-    found = score_test_split(trainer, dataset, PAIRS, "test", {"tokenize": "none"}, Groups(["x", "y"], False))
+    found = score_test_split(
+        trainer, dataset, PAIRS, "test", {"tokenize": "none"}, Groups(["x", "y"], False)
+    )
     assert trainer.asked == (dataset, "test", 4, None)
     assert trainer.args.generation_max_length == 7
     expected = score_translations(
@@ -185,7 +191,10 @@ def test_split_is_scored_and_reported(tokenizer, monkeypatch):
     first, whole, *of_groups = lines
     assert first == "test: translating 1,234 sentences, 4 beams"
     signature = expected["bleu_signature"]
-    assert whole == f"test: BLEU {expected['bleu']:.2f} ({signature}), chrF {expected['chrf']:.2f}, exact match 50.00"
+    assert (
+        whole
+        == f"test: BLEU {expected['bleu']:.2f} ({signature}), chrF {expected['chrf']:.2f}, exact match 50.00"
+    )
     assert of_groups == [
         f"  {name}: BLEU {expected[f'bleu_{name}']:.2f}, chrF {expected[f'chrf_{name}']:.2f}, exact match {match}"
         for name, match in (("x", "100.00"), ("y", "0.00"))
@@ -245,7 +254,9 @@ def test_token_ids_are_decoded_to_the_text_of_a_translation():
     scores = score_test_split(trainer, pairs["source"], pairs, "test", {"tokenize": "none"})
     assert scores["test_exact_match"] == 100
     assert scores["test_examples"] == [["ach nein .", "oh no .", "oh no ."]]
-    scores = translation_metrics(tokenizer, tokenize="none")(predicted(predictions, [[7, 4, 5, 5, 2]]))
+    scores = translation_metrics(tokenizer, tokenize="none")(
+        predicted(predictions, [[7, 4, 5, 5, 2]])
+    )
     assert scores["chrf"] == score_translations(["oh no ."], ["oh no no"])["chrf"]
     assert scores["gen_len"] == 6
 

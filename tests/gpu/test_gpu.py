@@ -17,7 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationMixin, TrainerCallback
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.engine import captured, read_ahead
 from hf_vanilla_transformer.engine.captured import CapturedSteps
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
@@ -38,7 +41,10 @@ def needs_gpu(test: Any) -> Any:
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)(test))
 
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)])
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)],
+)
 
 
 @pytest.fixture(params=["cpu", GPU])
@@ -64,7 +70,10 @@ def test_gpu_logits_loss_and_gradients_are_those_of_the_cpu(device: str, attenti
     batch = translation_batch([9, 4, 30], [5, 12, 30])
     expected = tiny_model(label_smoothing=0.1).train()
     actual = tiny_model(label_smoothing=0.1, attn_implementation=attention).train().to(device)
-    (loss, theirs), (found, ours) = gradients(expected, **batch), gradients(actual, **moved(batch, device))
+    (loss, theirs), (found, ours) = (
+        gradients(expected, **batch),
+        gradients(actual, **moved(batch, device)),
+    )
     assert found == pytest.approx(loss, rel=1e-5)
     for name, gradient in theirs.items():
         assert_near(ours[name].cpu(), gradient, 1e-5, name)
@@ -92,7 +101,10 @@ def test_gpu_autocast_is_near_float32(device: str, dtype: torch.dtype, tolerance
 def test_gpu_fused_loss_of_a_large_vocabulary_is_the_formula(device: str) -> None:
     size = 37_000 if device == "cuda" else 3_000
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(300, 64, generator=generator), torch.randn(size, 64, generator=generator) / 8
+    hidden, weight = (
+        torch.randn(300, 64, generator=generator),
+        torch.randn(size, 64, generator=generator) / 8,
+    )
     labels = torch.randint(0, size, (300,), generator=generator)
     labels[::7] = -100
     results = []
@@ -114,7 +126,9 @@ def test_gpu_fused_loss_of_a_large_vocabulary_is_the_formula(device: str) -> Non
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("optimized", [False, True])
-def test_gpu_search_returns_the_tokens_of_transformers(device: str, beams: int, optimized: bool) -> None:
+def test_gpu_search_returns_the_tokens_of_transformers(
+    device: str, beams: int, optimized: bool
+) -> None:
     model, batch = varied_model().to(device), moved(source(LENGTHS), device)
     settings: dict[str, Any] = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 20}
     expected = GenerationMixin.generate(model, **batch, **settings, early_stopping=False)
@@ -123,12 +137,18 @@ def test_gpu_search_returns_the_tokens_of_transformers(device: str, beams: int, 
     assert model.generate(**batch, **settings).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("settings", [{}, {"suppress_tokens": [PAD]}], ids=["captured", "processors"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"suppress_tokens": [PAD]}], ids=["captured", "processors"]
+)
 @pytest.mark.parametrize("beams", [1, 4])
-def test_gpu_search_in_autocast_is_near_float32(device: str, beams: int, settings: dict[str, Any]) -> None:
+def test_gpu_search_in_autocast_is_near_float32(
+    device: str, beams: int, settings: dict[str, Any]
+) -> None:
     """As evaluations of a training in bfloat16 search, with a prefix such as the token of a language."""
     model = optimize_for_inference(varied_model().to(device))
-    batch = moved({**source(LENGTHS), "decoder_input_ids": torch.tensor([[START, 5]] * len(LENGTHS))}, device)
+    batch = moved(
+        {**source(LENGTHS), "decoder_input_ids": torch.tensor([[START, 5]] * len(LENGTHS))}, device
+    )
     settings = {"num_beams": beams, "max_new_tokens": 12, **settings, **AS_DICT}
     with torch.autocast(device, dtype=torch.bfloat16):
         found = model.generate(**batch, **settings)
@@ -141,13 +161,17 @@ def test_gpu_search_in_autocast_is_near_float32(device: str, beams: int, setting
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [83, 5003])
-def test_gpu_search_in_an_odd_vocabulary_is_that_of_the_cpu(device: str, size: int, bias: bool, beams: int) -> None:
+def test_gpu_search_in_an_odd_vocabulary_is_that_of_the_cpu(
+    device: str, size: int, bias: bool, beams: int
+) -> None:
     """Its logits are rows apart, and of the larger one blocks are searched."""
     model = tiny_model(2, tie_word_embeddings=False, lm_head_bias=bias, vocab_size=size)
     settings = {"num_beams": beams, "max_new_tokens": 12}
     expected = model.generate(**source(LENGTHS), **settings)
     optimize_for_inference(model.to(device))
-    assert model.generate(**moved(source(LENGTHS), device), **settings).tolist() == expected.tolist()
+    assert (
+        model.generate(**moved(source(LENGTHS), device), **settings).tolist() == expected.tolist()
+    )
 
 
 def test_gpu_search_refills_and_ensembles_as_on_the_cpu(device: str) -> None:
@@ -200,7 +224,11 @@ def captured_steps(model: Any) -> CapturedSteps:
 @pytest.mark.parametrize("formula", ["gnmt", "power"])
 @pytest.mark.parametrize("beams", [1, 4, 8])
 def test_gpu_captured_steps_find_what_eager_steps_find(
-    beams: int, formula: str, early_stopping: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    beams: int,
+    formula: str,
+    early_stopping: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With sentences that join and leave, and a batch that is compacted."""
     settings: dict[str, Any] = {"num_beams": beams, "early_stopping": early_stopping, **AS_DICT}
@@ -221,7 +249,9 @@ def test_gpu_captured_steps_find_what_eager_steps_find(
 
     model, found = translate()
     assert captured_steps(model).idle
-    monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())  # the same steps on the same memory
+    monkeypatch.setattr(
+        captured, "recorder_of", lambda device: Eager()
+    )  # the same steps on the same memory
     _, expected = translate()
     assert found.sequences.tolist() == expected.sequences.tolist()
     if beams > 1:
@@ -229,7 +259,9 @@ def test_gpu_captured_steps_find_what_eager_steps_find(
 
 
 @needs_gpu
-def test_gpu_search_that_reads_ahead_finds_what_another_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_search_that_reads_ahead_finds_what_another_one_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     later = [1 + 7 * index % 11 for index in range(300)]
 
     def translate() -> list[list[int]]:
@@ -273,7 +305,9 @@ def test_gpu_captured_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def on_gpu(model: Any, count: int) -> list[list[int]]:
-    return model.generate(**moved(source([5] * count), model.device), num_beams=2, max_new_tokens=20).tolist()
+    return model.generate(
+        **moved(source([5] * count), model.device), num_beams=2, max_new_tokens=20
+    ).tolist()
 
 
 @needs_gpu
@@ -357,16 +391,27 @@ def test_gpu_captured_step_of_the_base_size_is_fast() -> None:
     for steps in (32, 96):
         seconds(steps)  # captures
     milliseconds = 1000 * (seconds(96) - seconds(32)) / 64
-    assert milliseconds <= 3.0, milliseconds  # less than half of the eager step, on any card of its class
+    assert milliseconds <= 3.0, (
+        milliseconds
+    )  # less than half of the eager step, on any card of its class
 
 
 # Training
 
 
-def trained(folder: Path, device: str, steps: int, resume: Path | None = None, **settings: Any) -> Any:
-    settings |= {"use_cpu": device == "cpu", "max_tokens_per_batch": 60, "max_steps": steps, "learning_rate": 0.01}
+def trained(
+    folder: Path, device: str, steps: int, resume: Path | None = None, **settings: Any
+) -> Any:
+    settings |= {
+        "use_cpu": device == "cpu",
+        "max_tokens_per_batch": 60,
+        "max_steps": steps,
+        "learning_rate": 0.01,
+    }
     model = tiny_model(dropout=0.3, label_smoothing=0.1)
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+    return trainer_helpers.trained(
+        folder, random_pairs(64), model, resume=resume, seed=3, **settings
+    )
 
 
 @pytest.mark.parametrize("objective", [{}, {"simcut_alpha": 3.0}])
@@ -375,7 +420,8 @@ def test_gpu_run_resumes_to_the_same_bytes(device: str, objective: dict, tmp_pat
     trained(tmp_path / "whole", device, 4, **saving)
     trained(tmp_path / "resumed", device, 4, tmp_path / "whole" / "checkpoint-2", **saving)
     whole, resumed = (
-        load_file(tmp_path / name / "checkpoint-4" / "model.safetensors") for name in ("whole", "resumed")
+        load_file(tmp_path / name / "checkpoint-4" / "model.safetensors")
+        for name in ("whole", "resumed")
     )
     assert all(torch.equal(resumed[name], each) for name, each in whole.items())
 
@@ -419,7 +465,12 @@ class ErrorsForWaits(TrainerCallback):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gpu_updates_of_the_trainer_wait_for_nothing(compiled: bool, tmp_path: Path) -> None:
     compiling = None if compiled else False  # by default
-    settings = {"save_strategy": "no", "logging_steps": 100, "bf16": True, "torch_compile": compiling}
+    settings = {
+        "save_strategy": "no",
+        "logging_steps": 100,
+        "bf16": True,
+        "torch_compile": compiling,
+    }
     try:
         trainer = trained(tmp_path, "cuda", 5, callbacks=[ErrorsForWaits()], **settings)
     finally:

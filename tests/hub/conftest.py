@@ -46,15 +46,24 @@ class Model(NamedTuple):
 def saved(tmp_path_factory) -> Model:
     """A model with two vocabularies and a card, among files that a run or its owner leaves there."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    source, target = train_tokenizer(["one two three"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+    source, target = (
+        train_tokenizer(["one two three"] * 3, 262),
+        train_tokenizer(["eins zwei drei"] * 3, 265),
+    )
+    sizes = {
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "share_encoder_decoder_embeddings": False,
+    }
     model = tiny_model(d_model=16, encoder_layers=1, decoder_layers=1, **sizes)
     model.save_pretrained(folder)
     save_tokenizers(folder, source, target)
     results = {"test_bleu": 12.3, "test_bleu_signature": "BLEU|nrefs:1"}
     (folder / "all_results.json").write_text(json.dumps(results), encoding="utf-8")
     (folder / "curve.png").write_bytes(b"a plot")
-    write_model_card(folder, CardFacts("run", languages=("en", "de"), metrics=results, example="one two"))
+    write_model_card(
+        folder, CardFacts("run", languages=("en", "de"), metrics=results, example="one two")
+    )
     for name, content in PRIVATE.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

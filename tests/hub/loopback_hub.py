@@ -28,7 +28,10 @@ class Commit:
     @property
     def oid(self) -> str:
         text = repr(
-            (self.message, sorted((name, hashlib.sha1(data).hexdigest()) for name, data in self.files.items()))
+            (
+                self.message,
+                sorted((name, hashlib.sha1(data).hexdigest()) for name, data in self.files.items()),
+            )
         )
         return hashlib.sha1(text.encode()).hexdigest()
 
@@ -73,7 +76,9 @@ class LoopbackHub:
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> "LoopbackHub":
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
         self.thread.start()
         return self
 
@@ -115,7 +120,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(fault[0], {"error": "as ordered"}, fault[1])
         if self.headers.get("Authorization", f"Bearer {TOKEN}") != f"Bearer {TOKEN}":
             return self.reply(401, {"error": "Invalid credentials in Authorization header"})
-        if self.command in ("POST", "PUT") and kind != "put" and "Authorization" not in self.headers:
+        if (
+            self.command in ("POST", "PUT")
+            and kind != "put"
+            and "Authorization" not in self.headers
+        ):
             return self.reply(401, {"error": "Invalid username or password."})
         self.lost = fault == "lost"
         return answer()
@@ -136,7 +145,13 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
-    def reply(self, status: int, value: Any = None, headers: dict[str, str] | None = None, data: bytes = b"") -> None:
+    def reply(
+        self,
+        status: int,
+        value: Any = None,
+        headers: dict[str, str] | None = None,
+        data: bytes = b"",
+    ) -> None:
         if getattr(self, "lost", False):
             return self.hang_up()
         data = data or (json.dumps(value).encode() if value is not None else b"")
@@ -185,7 +200,9 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{owner}/{asked['name']}"
         url = {"url": f"{self.hub.endpoint}/{name}"}
         if owner not in self.hub.writers:
-            return self.reply(403, {"error": f"You don't have the rights to create a model under {owner}"})
+            return self.reply(
+                403, {"error": f"You don't have the rights to create a model under {owner}"}
+            )
         if name in self.hub.repositories:
             return self.reply(409, {"error": "You already created this model repo", **url})
         # sent by huggingface_hub 2 and 1, respectively
@@ -214,11 +231,17 @@ class Handler(BaseHTTPRequestHandler):
         for each in json.loads(self.body)["files"]:
             path = each["path"]
             lfs = path.endswith(LFS_ENDINGS)
-            answer = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False}
+            answer = {
+                "path": path,
+                "uploadMode": "lfs" if lfs else "regular",
+                "shouldIgnore": False,
+            }
             if path in commit.files:
                 data = commit.files[path]
                 blob = f"blob {len(data)}\0".encode() + data
-                answer["oid"] = hashlib.sha256(data).hexdigest() if lfs else hashlib.sha1(blob).hexdigest()
+                answer["oid"] = (
+                    hashlib.sha256(data).hexdigest() if lfs else hashlib.sha1(blob).hexdigest()
+                )
             answers.append(answer)
         return self.reply(200, {"files": answers})
 
@@ -267,12 +290,18 @@ class Handler(BaseHTTPRequestHandler):
             return None
         siblings = [{"rfilename": path} for path in sorted(commit.files)]
         private = self.hub.repositories[name].private
-        return self.reply(200, {"id": name, "sha": commit.oid, "private": private, "siblings": siblings})
+        return self.reply(
+            200, {"id": name, "sha": commit.oid, "private": private, "siblings": siblings}
+        )
 
     def tree(self, name: str, revision: str, folder: str) -> None:
         if (commit := self.found(name, revision)) is None:
             return None
-        inside = {path: data for path, data in commit.files.items() if not folder or path.startswith(f"{folder}/")}
+        inside = {
+            path: data
+            for path, data in commit.files.items()
+            if not folder or path.startswith(f"{folder}/")
+        }
         if folder and not inside:
             return self.reply(404, {"error": "no folder"}, {"X-Error-Code": "EntryNotFound"})
         rows = [
@@ -286,7 +315,9 @@ class Handler(BaseHTTPRequestHandler):
             return None
         commit_header = {"X-Repo-Commit": commit.oid}
         if path not in commit.files:
-            return self.reply(404, {"error": "no file"}, {"X-Error-Code": "EntryNotFound", **commit_header})
+            return self.reply(
+                404, {"error": "no file"}, {"X-Error-Code": "EntryNotFound", **commit_header}
+            )
         data = commit.files[path]
         etag = f'"{hashlib.sha256(data).hexdigest()}"'
         headers = {"ETag": etag, **commit_header}

@@ -53,10 +53,17 @@ def full_facts(**changes) -> CardFacts:
             "averaged_checkpoints": 10,
             "test_examples": [["a | b", "c", "d_e"], ["<x>", "y", ""]],
         },
-        "data_summaries": {"train": "kept 28,998 of 29,000 pairs; dropped 2 of /home/alice/x.en: empty (lines 7, 31)"},
+        "data_summaries": {
+            "train": "kept 28,998 of 29,000 pairs; dropped 2 of /home/alice/x.en: empty (lines 7, 31)"
+        },
         "data_fingerprints": {"train": "00112233445566778899aabbccddeeff"},
         "parameters": 2_456_789,
-        "config": {"d_model": 128, "vocab_size": 9700, "decoder_vocab_size": None, "activation_function": "relu"},
+        "config": {
+            "d_model": 128,
+            "vocab_size": 9700,
+            "decoder_vocab_size": None,
+            "activation_function": "relu",
+        },
         "train_seconds": 3599.6,
         "hardware": "AMD EPYC, 2 of 64 cores, 2 torch threads",
         "versions": {"python": "3.11.2", "torch": "2.13.0"},
@@ -76,10 +83,16 @@ def blocks(card: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)\n```", card, re.DOTALL)
 
 
-@pytest.mark.parametrize(("task", "names"), [("language", ["sacrebleu", "torch"]), ("sequence", ["torch"])])
-def test_signatures_and_versions_of_the_task_are_in_the_text(task: str, names: list[str], tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("task", "names"), [("language", ["sacrebleu", "torch"]), ("sequence", ["torch"])]
+)
+def test_signatures_and_versions_of_the_task_are_in_the_text(
+    task: str, names: list[str], tmp_path
+) -> None:
     versions = {"sacrebleu": "2.5.1", "torch": "2.13.0"}
-    card = write_model_card(tmp_path, full_facts(task=task, versions=versions)).read_text(encoding="utf-8")
+    card = write_model_card(tmp_path, full_facts(task=task, versions=versions)).read_text(
+        encoding="utf-8"
+    )
     (row,) = [line for line in card.splitlines() if "versions" in line]
     assert row.endswith(", ".join(f"{name} {versions[name]}" for name in names))
     _, _, text = card.split("---\n", 2)
@@ -90,12 +103,23 @@ def test_metadata_is_read_back(tmp_path) -> None:
     path = write_model_card(tmp_path, full_facts())
     assert path == tmp_path / "README.md"
     data = ModelCard.load(path).data
-    assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "translation", "apache-2.0")
-    assert (data.language, data.datasets, data.model_name) == (["en", "no"], ["org/pairs"], "tiny-en-de")
+    assert (data.library_name, data.pipeline_tag, data.license) == (
+        "transformers",
+        "translation",
+        "apache-2.0",
+    )
+    assert (data.language, data.datasets, data.model_name) == (
+        ["en", "no"],
+        ["org/pairs"],
+        "tiny-en-de",
+    )
     assert data.metrics == ["bleu", "chrf", "exact_match"]
     found = {(result.dataset_split, result.metric_type): result for result in data.eval_results}
     values = {"bleu": 41.02, "chrf": 63.46, "exact_match": 12.5}
-    expected = {**{("test", name): value for name, value in values.items()}, ("validation", "bleu"): 40.1}
+    expected = {
+        **{("test", name): value for name, value in values.items()},
+        ("validation", "bleu"): 40.1,
+    }
     assert {key: result.metric_value for key, result in found.items()} == expected
     assert found["test", "bleu"].metric_args == {"signature": BLEU_SIGNATURE}
     assert found["test", "chrf"].metric_args == {"signature": CHRF_SIGNATURE}
@@ -119,15 +143,34 @@ def test_recipe_is_yaml_without_directories(full_card) -> None:
 
 
 def test_card_has_no_private_parts(full_card) -> None:
-    for private in ("alice", "secret project", "/home", "/mnt", "~", "Users", "shared", TOKEN, "hf_a1B2"):
+    for private in (
+        "alice",
+        "secret project",
+        "/home",
+        "/mnt",
+        "~",
+        "Users",
+        "shared",
+        TOKEN,
+        "hf_a1B2",
+    ):
         assert private not in full_card
 
 
 @pytest.mark.parametrize(
     "value",
-    ["/home/alice/x.en", "~/x.en", "~alice/x.en", "file:///home/alice/x.en", "D:\\alice\\x.en", "\\\\alice\\x.en"],
+    [
+        "/home/alice/x.en",
+        "~/x.en",
+        "~alice/x.en",
+        "file:///home/alice/x.en",
+        "D:\\alice\\x.en",
+        "\\\\alice\\x.en",
+    ],
 )
-@pytest.mark.parametrize("sentence", ["{}", "read {} twice", "({})", "'{}'", "a={}", '{{"file": "{}"}}'])
+@pytest.mark.parametrize(
+    "sentence", ["{}", "read {} twice", "({})", "'{}'", "a={}", '{{"file": "{}"}}']
+)
 def test_absolute_path_is_reduced_within_text(tmp_path, value, sentence) -> None:
     text = sentence.format(value)
     facts = CardFacts("m", recipe={"note": text}, data_summaries={"train": text}, hardware=text)
@@ -139,7 +182,10 @@ def test_absolute_path_is_reduced_within_text(tmp_path, value, sentence) -> None
 @pytest.mark.parametrize("both", [True, False])
 def test_card_says_in_which_directions_the_model_translates(tmp_path, both) -> None:
     facts = full_facts(recipe=RECIPE | {"bidirectional": both})
-    assert ("from `en` to `no` and back" in write_model_card(tmp_path, facts).read_text(encoding="utf-8")) is both
+    assert (
+        "from `en` to `no` and back"
+        in write_model_card(tmp_path, facts).read_text(encoding="utf-8")
+    ) is both
 
 
 def test_missing_facts_are_left_out(tmp_path) -> None:
@@ -159,14 +205,18 @@ def card_of(folder: Path, **facts) -> str:
 def test_card_says_how_to_install_the_package_and_what_the_tokenizer_needs(tmp_path) -> None:
     card = card_of(tmp_path)
     assert "pip install -c scripts/constraints.txt ." in card and "sentencepiece" not in card
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}', encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "MarianTokenizer"}', encoding="utf-8"
+    )
     assert "pip install sentencepiece sacremoses" in card_of(tmp_path)
 
 
 @pytest.mark.parametrize("split", ["test", "base_test"])
 def test_text_of_the_base_model_is_explained_where_it_was_scored(tmp_path, split) -> None:
     card = card_of(tmp_path, metrics={f"{split}_bleu": 2.0, f"before_{split}_bleu": 1.0})
-    assert ("text of the base model" in card) == (split == "base_test") and "before fine-tuning" in card
+    assert ("text of the base model" in card) == (
+        split == "base_test"
+    ) and "before fine-tuning" in card
 
 
 def test_dataset_of_the_hub_is_in_the_metadata(tmp_path) -> None:
@@ -184,7 +234,9 @@ def test_dataset_of_the_hub_is_in_the_metadata(tmp_path) -> None:
 def test_usage_code_runs(tmp_path, in_tmp_path, capsys, separate) -> None:
     texts = ["a b c d"] * 9
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "tie_word_embeddings": False}
-    folder = save_model(tmp_path / "tiny", texts, texts if separate else None, vocab_size=300, **sizes)
+    folder = save_model(
+        tmp_path / "tiny", texts, texts if separate else None, vocab_size=300, **sizes
+    )
     generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     (folder / "generation_config.json").write_text(json.dumps(generation | {"max_new_tokens": 3}))
     facts = full_facts(model_name="tiny", example='a "b"')
@@ -206,10 +258,14 @@ def test_only_language_codes_become_metadata(tmp_path):
     # the Hub refuses a card with subtags in `language`
     assert (data["language"], data["language_bcp47"]) == (["pt"], ["pt-BR"])
     assert "from `english` to `pt-BR`" in path.read_text(encoding="utf-8")
-    assert "language_bcp47" not in write_model_card(tmp_path, full_facts()).read_text(encoding="utf-8")
+    assert "language_bcp47" not in write_model_card(tmp_path, full_facts()).read_text(
+        encoding="utf-8"
+    )
 
 
-@pytest.mark.parametrize("languages", [("en", "de"), ("pt-BR", "pt-PT"), ("en", "zh-Hans"), ("sr-Latn", "en")])
+@pytest.mark.parametrize(
+    "languages", [("en", "de"), ("pt-BR", "pt-PT"), ("en", "zh-Hans"), ("sr-Latn", "en")]
+)
 def test_languages_are_read_from_the_card_as_they_were_given(languages, tmp_path):
     write_model_card(tmp_path, CardFacts("x", languages=languages))
     assert card_languages(tmp_path) == list(languages)

@@ -25,8 +25,15 @@ PAIRS = [("one", "eins"), ("two", "zwei"), ("twenty-one", "einundzwanzig")]
 
 
 def train(folder, **flags):
-    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "push_to_hub": True}
-    return run_tiny(folder, **settings, **write_pairs(folder.parent, PAIRS, "train", "test"), **flags)
+    settings = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 2,
+        "save_steps": 1,
+        "push_to_hub": True,
+    }
+    return run_tiny(
+        folder, **settings, **write_pairs(folder.parent, PAIRS, "train", "test"), **flags
+    )
 
 
 def test_run_is_published_at_its_end(hub, tmp_path, capfd, drawn_figures) -> None:
@@ -35,9 +42,26 @@ def test_run_is_published_at_its_end(hub, tmp_path, capfd, drawn_figures) -> Non
     first, only = repository.branches["main"]
     assert repository.private and first.files.keys() == {".gitattributes"}
     files = only.files
-    weights = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert weights | {"README.md", "all_results.json", "pipeline_vanilla_transformer.py"} <= files.keys()
-    training = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", "checkpoint-", "runs/")
+    weights = {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert (
+        weights | {"README.md", "all_results.json", "pipeline_vanilla_transformer.py"}
+        <= files.keys()
+    )
+    training = (
+        "optimizer",
+        "scheduler",
+        "rng_state",
+        "training_args",
+        "trainer_state",
+        "checkpoint-",
+        "runs/",
+    )
     assert [name for name in files if name.startswith(training)] == []
     for name in weights:
         assert files[name] == (tmp_path / "numbers" / name).read_bytes(), name
@@ -65,7 +89,8 @@ def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"), [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")]
+    ("flags", "message"),
+    [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")],
 )
 def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message) -> None:
     with pytest.raises(UserError, match=f"^{message}") as raised:
@@ -93,13 +118,28 @@ def test_stock_trainer_uploads_a_model_that_loads(hub, tmp_path) -> None:
     for code in package.glob("*_vanilla_transformer.py"):
         assert only.files[code.name] == code.read_bytes(), code.name
     # in addition only its card and its arguments
-    files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    others = only.files.keys() - files - {code.name for code in package.glob("*_vanilla_transformer.py")}
-    assert others == {".gitattributes", "README.md", "training_args.bin"} and files <= only.files.keys()
+    files = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    others = (
+        only.files.keys() - files - {code.name for code in package.glob("*_vanilla_transformer.py")}
+    )
+    assert (
+        others == {".gitattributes", "README.md", "training_args.bin"}
+        and files <= only.files.keys()
+    )
     for name, content in only.files.items():
         (tmp_path / "downloaded").mkdir(exist_ok=True)
         (tmp_path / "downloaded" / name).write_bytes(content)
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "downloaded")
-    translate = pipeline(model=str(tmp_path / "downloaded"), trust_remote_code=True, device="cpu", max_new_tokens=4)
+    translate = pipeline(
+        model=str(tmp_path / "downloaded"), trust_remote_code=True, device="cpu", max_new_tokens=4
+    )
     ids = model.eval().generate(**tokenizer(["one"], return_tensors="pt"), max_new_tokens=4)
-    assert translate("one")[0]["translation_text"] == tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert translate("one")[0]["translation_text"] == tokenizer.decode(
+        ids[0], skip_special_tokens=True
+    )

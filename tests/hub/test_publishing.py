@@ -20,9 +20,19 @@ from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import WITHOUT_THE_PACKAGE, error_of
 
-CODE = {path.name for path in Path(hf_vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")}
+CODE = {
+    path.name
+    for path in Path(hf_vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")
+}
 PUBLIC = CODE | {
-    *("config.json", "generation_config.json", "model.safetensors", "README.md", "curve.png", "all_results.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "README.md",
+        "curve.png",
+        "all_results.json",
+    ),
     *("tokenizer.json", "tokenizer_config.json"),
     *("target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"),
 }
@@ -57,7 +67,9 @@ def test_prepared_files_list_what_is_not_uploaded(saved) -> None:
     files = prepared_files(saved.folder, "me/x")
     assert files.sizes().keys() == PUBLIC and files.sizes()["curve.png"] == len(b"a plot")
     whole = {"checkpoint-5/", "runs/", "notes/", ".git/"}
-    assert set(files.left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
+    assert set(files.left) == whole | {
+        name for name in PRIVATE if not name.startswith(tuple(whole))
+    }
 
 
 def test_card_has_the_name_on_the_hub(hub, saved) -> None:
@@ -94,12 +106,16 @@ def test_foreign_card_is_kept_and_a_missing_one_created(hub, saved, tmp_path) ->
         ("put", (400, {}), "400"),
     ],
 )
-def test_failed_upload_says_so_and_the_same_command_resumes(hub, saved, kind, fault, message) -> None:
+def test_failed_upload_says_so_and_the_same_command_resumes(
+    hub, saved, kind, fault, message
+) -> None:
     hub.faults[kind] = [fault]
     with pytest.raises(UserError, match=message):
         publish(saved.folder, "x")
     publish(saved.folder, "x")
-    (_, commit) = hub.repositories["me/x"].branches["main"]  # only one, even if its response was lost
+    (_, commit) = hub.repositories["me/x"].branches[
+        "main"
+    ]  # only one, even if its response was lost
     assert commit.files["model.safetensors"] == (saved.folder / "model.safetensors").read_bytes()
     arrived = hub.count("put")
     publish(saved.folder, "y")
@@ -142,7 +158,11 @@ def test_files_of_an_older_model_are_deleted_and_others_kept(hub, saved, tmp_pat
     saved.model.save_pretrained(folder, max_shard_size="20KB")
     publish(folder, "me/x")
     last = hub.repositories["me/x"].branches["main"][-1]
-    gone = {"model.safetensors", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
+    gone = {
+        "model.safetensors",
+        "target_tokenizer/tokenizer.json",
+        "target_tokenizer/tokenizer_config.json",
+    }
     assert set(last.deleted) == gone
     assert last.files["samples.txt"] == b"unrelated"
 
@@ -201,8 +221,14 @@ def write(name: str, text: str):
         (damage_weights, "model.safetensors"),
         (write("config.json", "{"), "config.json"),
         (write("README.md", f"see {TOKEN}"), "README.md"),
-        (lambda folder: (folder / "layers_vanilla_transformer.py").unlink(), "layers_vanilla_transformer.py"),
-        (lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(), "pipeline_vanilla_transformer.py"),
+        (
+            lambda folder: (folder / "layers_vanilla_transformer.py").unlink(),
+            "layers_vanilla_transformer.py",
+        ),
+        (
+            lambda folder: (folder / "pipeline_vanilla_transformer.py").unlink(),
+            "pipeline_vanilla_transformer.py",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "config.json"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
     ],
@@ -260,7 +286,9 @@ def test_shards_are_uploaded_and_load(hub, saved, tmp_path) -> None:
     files = hub.files("me/x")
     shards = sorted(path.name for path in folder.glob("model-*"))
     assert len(shards) > 1 and {name for name in files if name.startswith("model-")} == set(shards)
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(written(files, tmp_path / "downloaded")).state_dict()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(
+        written(files, tmp_path / "downloaded")
+    ).state_dict()
     assert all(tensor.equal(loaded[name]) for name, tensor in saved.model.state_dict().items())
     (folder / shards[0]).unlink()
     with pytest.raises(UserError, match=shards[0]):
@@ -294,10 +322,16 @@ def test_download_without_the_package_gives_the_same_translations(hub, saved, tm
     sentences = ["one two", "three", "two one three"]
     (tmp_path / "download.py").write_text(WITHOUT_THE_PACKAGE + DOWNLOAD, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1"}
+    environment |= {
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_DISABLE_XET": "1",
+    }
     # -I: neither the working directory nor PYTHONPATH
     command = [sys.executable, "-I", "download.py", json.dumps(sentences)]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     batch = saved.source(sentences, padding=True, return_tensors="pt")
@@ -313,7 +347,12 @@ def test_push_to_hub_of_transformers_uploads_a_model_that_loads(hub, saved, tmp_
     saved.model.push_to_hub("own")
     saved.source.push_to_hub("own")
     files = hub.files("me/own")
-    assert files.keys() >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json"}
+    assert files.keys() >= {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+    }
     assert files.keys() & PRIVATE.keys() == set()
     folder = written(files, tmp_path / "downloaded")
     batch = saved.source(["one two"], return_tensors="pt")

@@ -53,7 +53,9 @@ def test_word_numbers_follow_white_space(tokenizer, text):
 
 def test_word_numbers_follow_ideographic_space(tokenizer):
     ids = tokenizer("日\u3000本")["input_ids"]
-    ranges = [list(words) for words in word_ranges(tokenizer, ids)]  # each character is three tokens
+    ranges = [
+        list(words) for words in word_ranges(tokenizer, ids)
+    ]  # each character is three tokens
     assert ranges[1:4] == [[0]] * 3
     assert ranges[-4:] == [[1]] * 3 + [[]]
 
@@ -73,7 +75,9 @@ def test_links_equal_those_of_marians_attention(model, tokenizer, layer):
         with torch.no_grad():
             output = marian(
                 input_ids=torch.tensor([source_ids]),
-                decoder_input_ids=torch.tensor([[model.config.decoder_start_token_id, *target_ids[:-1]]]),
+                decoder_input_ids=torch.tensor(
+                    [[model.config.decoder_start_token_id, *target_ids[:-1]]]
+                ),
                 output_attentions=True,
             )
         weights = output.cross_attentions[chosen][0].double().mean(dim=0)  # (T, S)

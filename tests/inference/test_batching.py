@@ -97,7 +97,9 @@ def test_lines_of_a_fault_are_ranges_of_which_a_hundred_are_shown(gaps: tuple[in
             ranges[-1][1] = line
         else:
             ranges.append([line, line])
-    shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:100])
+    shown = ", ".join(
+        f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:100]
+    )
     others = sum(last - first + 1 for first, last in ranges[100:])
     more = f" and {others:,} more" if others else ""
     whole = LineWarnings()

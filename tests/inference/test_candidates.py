@@ -12,7 +12,12 @@ import pytest
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.inference import Hypothesis
-from hf_vanilla_transformer.inference.candidates import Candidate, merge_candidates, read_n_best, translate_candidates
+from hf_vanilla_transformer.inference.candidates import (
+    Candidate,
+    merge_candidates,
+    read_n_best,
+    translate_candidates,
+)
 from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
 from hf_vanilla_transformer.inference.line_warnings import LineWarnings
 from tests.model_helpers import error_of, save_model
@@ -61,7 +66,9 @@ def sorted_letters(text: str) -> str | None:
     ],
     ids=["paper", "power", "n-grams", "sampling", "transformers"],
 )
-def test_log_probability_is_the_sum_over_the_tokens(translator: Translator, settings: dict[str, Any]) -> None:
+def test_log_probability_is_the_sum_over_the_tokens(
+    translator: Translator, settings: dict[str, Any]
+) -> None:
     # `probabilities` come from another pass of the decoder, with the whole sequence
     lists = translator.translate_nbest(
         ["two hundred", "seven"],
@@ -129,7 +136,11 @@ def test_evaluate_counts_the_places_that_predict_writes() -> None:
 def test_invalid_texts_are_kept_and_counted() -> None:
     counts = LineWarnings()
     candidates = merge_candidates([found(raises=0.5, invalid=0.3, CO=0.2)], sorted_letters, counts)
-    assert {one.text: one.valid for one in candidates} == {"raises": False, "invalid": False, "CO": True}
+    assert {one.text: one.valid for one in candidates} == {
+        "raises": False,
+        "invalid": False,
+        "CO": True,
+    }
     assert texts_of(candidates) == ["raises", "invalid", "CO"]
     assert counts.invalid == 2
     assert counts.hypotheses == 3
@@ -281,8 +292,19 @@ def test_lists_are_read_in_every_format_that_is_written(
 
 @pytest.mark.parametrize(
     "line",
-    ["", "a b", "x ||| a ||| -1", "1\\ta\\tb\\tc", "{}", '{"line": 1}', "[1]", '{"line": 1, "candidates": []}'],
+    [
+        "",
+        "a b",
+        "x ||| a ||| -1",
+        "1\\ta\\tb\\tc",
+        "{}",
+        '{"line": 1}',
+        "[1]",
+        '{"line": 1, "candidates": []}',
+    ],
 )
 def test_line_of_no_list_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "best").write_text(f"0 ||| a ||| -1\n{line}\n", encoding="utf-8")
-    assert "best, line 2: it is no line of an n-best list" in error_of(read_n_best, tmp_path / "best", 1)
+    assert "best, line 2: it is no line of an n-best list" in error_of(
+        read_n_best, tmp_path / "best", 1
+    )

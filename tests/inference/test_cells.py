@@ -103,7 +103,12 @@ ROWS = {
     "server": "item 1",
     "server of sequences": "item 1",
 }
-OF_FILES = "command", "datasets.map", "server", "server of sequences"  # JSON and Arrow have one missing value
+OF_FILES = (
+    "command",
+    "datasets.map",
+    "server",
+    "server of sequences",
+)  # JSON and Arrow have one missing value
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -126,7 +131,9 @@ def test_cells_mean_the_same_at_every_door(doors, name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_numbers_and_addresses_stay_at_every_door_with_the_package(doors, name: str) -> None:
     is_kept = doors[name](KEPT) == KEPT
-    assert is_kept == (name != "pipeline")  # a file that travels with a checkpoint, without the package
+    assert is_kept == (
+        name != "pipeline"
+    )  # a file that travels with a checkpoint, without the package
 
 
 @pytest.mark.parametrize(
@@ -138,7 +145,9 @@ def test_numbers_and_addresses_stay_at_every_door_with_the_package(doors, name: 
     ],
 )
 def test_items_are_texts_and_no_letters_or_names_of_columns(doors, items, kind: str) -> None:
-    with pytest.raises(UserError, match=f"^sentences: an iterable of strings is needed, not {kind}"):
+    with pytest.raises(
+        UserError, match=f"^sentences: an iterable of strings is needed, not {kind}"
+    ):
         doors["python"](items)
 
 
@@ -151,7 +160,9 @@ def test_prefixes_are_cells_too(translator) -> None:
             list(translator.translate([TEXT], prefixes=wrong))
 
 
-@pytest.mark.parametrize("name", ["num_beams", "max_new_tokens", "batch_size", "max_tokens_per_batch"])
+@pytest.mark.parametrize(
+    "name", ["num_beams", "max_new_tokens", "batch_size", "max_tokens_per_batch"]
+)
 def test_count_is_a_whole_number_of_any_kind(translator, name: str) -> None:
     expected = list(translator.translate([TEXT], **{name: 3}))
     for right in (np.int64(3), torch.tensor(3)):

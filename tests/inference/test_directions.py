@@ -23,7 +23,9 @@ LANGUAGES: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=[True, False], ids=["source", "target"])
 def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model_of_languages(tmp_path_factory.mktemp("model"), request.param, tie_word_embeddings=False)
+    return save_model_of_languages(
+        tmp_path_factory.mktemp("model"), request.param, tie_word_embeddings=False
+    )
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def by_transformers(
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
-    "settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "batch_size": 2}, {"batch_size": 1}]
+    "settings",
+    [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "batch_size": 2}, {"batch_size": 1}],
 )
 def test_mixed_directions_give_the_tokens_of_single_sentences(
     folder: Path,

@@ -56,7 +56,9 @@ def test_distilled_text_pairs_each_line_with_its_translation(teacher, source, tm
     assert count == len(found) > 0
 
 
-def test_distilled_text_of_a_finished_translation_is_not_translated_again(teacher, source, tmp_path, monkeypatch):
+def test_distilled_text_of_a_finished_translation_is_not_translated_again(
+    teacher, source, tmp_path, monkeypatch
+):
     output = tmp_path / "out"
     distil(teacher, source, output, num_beams=1)
     before = pairs(output)
@@ -68,7 +70,9 @@ def test_distilled_text_of_a_finished_translation_is_not_translated_again(teache
     assert "is a file" in error_of(distil, teacher, source, source)
 
 
-def test_distilled_text_of_back_translation_has_the_translations_as_source(teacher, source, tmp_path):
+def test_distilled_text_of_back_translation_has_the_translations_as_source(
+    teacher, source, tmp_path
+):
     for name, back_translation in (("there", False), ("back", True)):
         distil(
             teacher,
@@ -111,7 +115,14 @@ def test_language_model_without_an_encoder_is_refused_in_one_line(source, tmp_pa
     config = GPT2Config(vocab_size=5, n_embd=8, n_layer=1, n_head=1)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
     word_tokenizer(["<unk>", "one", "two", "three"]).save_pretrained(tmp_path / "model")
-    flags = ["--teacher", tmp_path / "model", "--source_file", source, "--output_dir", tmp_path / "out"]
+    flags = [
+        "--teacher",
+        tmp_path / "model",
+        "--source_file",
+        source,
+        "--output_dir",
+        tmp_path / "out",
+    ]
     status, _, errors = command("distil", *flags)
     assert status == 2
     assert str(tmp_path / "model") in errors

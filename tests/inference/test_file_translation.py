@@ -209,10 +209,14 @@ def other_tokenizer(translator: Translator) -> Translator:
 
 
 def second_model(translator: Translator) -> Translator:
-    return Translator(translator.model, translator.source_tokenizer, ensemble=[changed_weight(translator).model])
+    return Translator(
+        translator.model, translator.source_tokenizer, ensemble=[changed_weight(translator).model]
+    )
 
 
-@pytest.mark.parametrize("change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model])
+@pytest.mark.parametrize(
+    "change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model]
+)
 def test_chunks_of_another_model_are_refused(
     translator: Translator,
     output: Path,
@@ -246,7 +250,9 @@ def test_moved_model_resumes(
     tmp_path: Path,
 ) -> None:
     moved = shutil.copytree(folder, tmp_path / "moved")
-    assert translator_fingerprint(Translator.from_pretrained(moved, "cpu")) == translator_fingerprint(translator)
+    assert translator_fingerprint(
+        Translator.from_pretrained(moved, "cpu")
+    ) == translator_fingerprint(translator)
 
 
 def test_error_keeps_only_finished_chunks(
@@ -485,7 +491,9 @@ def test_killed_shard_is_repeated_or_left_to_the_whole(
     assert "2 of 4" in error_of(merge_shards, output)
     translated = recorded(monkeypatch, Translator, "translate")
     translate(translator, LINES, output)
-    assert translated == LINES[:CHUNK] + LINES[2 * CHUNK : 3 * CHUNK], "the finished shard is not translated again"
+    assert translated == LINES[:CHUNK] + LINES[2 * CHUNK : 3 * CHUNK], (
+        "the finished shard is not translated again"
+    )
     assert_translated(translator, output)
 
 

@@ -29,7 +29,9 @@ CARD = "---\nlanguage:\n- {}\n- {}\n---\n"
         ("x", None, {"source_lang": "en"}, None),
     ],
 )
-def test_languages_are_of_the_card_then_the_tokenizer_then_the_name(tmp_path, name, card, tokenizer, languages):
+def test_languages_are_of_the_card_then_the_tokenizer_then_the_name(
+    tmp_path, name, card, tokenizer, languages
+):
     folder = tmp_path / name
     folder.mkdir()
     if card:

@@ -93,7 +93,9 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
         restored, links = protected.restore(protected.text, None)
         assert restored == sentence
         assert {source for source, _ in links} == {target for _, target in links}
-        assert protected.restore(protected.text.upper(), None)[0] == frame.upper().replace("{}", span)
+        assert protected.restore(protected.text.upper(), None)[0] == frame.upper().replace(
+            "{}", span
+        )
     assert not has_words(f"{span} - {span}, 3.5")
 
 
@@ -114,7 +116,10 @@ def test_each_kind_of_span_has_its_example_and_not_its_counter_example(kind: Spa
 def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
     protected = protect("The {count}th of l'{name} and caf&eacute;s here")
     assert protected.text == "The of l' and here"
-    assert protected.restore("Der von l' und hier", None)[0] == "Der {count}th von l'{name} und caf&eacute;s hier"
+    assert (
+        protected.restore("Der von l' und hier", None)[0]
+        == "Der {count}th von l'{name} und caf&eacute;s hier"
+    )
 
 
 def test_formats_of_subtitles_do_not_take_the_words_beside_them() -> None:
@@ -145,7 +150,26 @@ def test_spans_follow_the_alignment() -> None:
 
 
 WORDS = st.sampled_from(
-    ["dogs", "日本", "é", "(", ")", ",", ".", " ", " ", "  ", "\u2003", "\u00a0 ", "l'", "\u200b", "5", "-", "/", '"']
+    [
+        "dogs",
+        "日本",
+        "é",
+        "(",
+        ")",
+        ",",
+        ".",
+        " ",
+        " ",
+        "  ",
+        "\u2003",
+        "\u00a0 ",
+        "l'",
+        "\u200b",
+        "5",
+        "-",
+        "/",
+        '"',
+    ]
 )
 LINKS = st.one_of(st.none(), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8))
 
@@ -179,16 +203,21 @@ def test_no_span_is_lost_or_doubled(
     assert len(restored) <= len(translation) + len(sentence) + 2 * len(protected.spans)
 
 
-def test_translator_and_server_lose_none_of_1000_placeholders(translator: Translator, monkeypatch) -> None:
+def test_translator_and_server_lose_none_of_1000_placeholders(
+    translator: Translator, monkeypatch
+) -> None:
     draw = random.Random(0)
     words = ["two", "hundred", "seven", "a", "red", "house"]
     seen: list[str] = []
     encode = translator.encode
     monkeypatch.setattr(
-        translator, "encode", lambda line, *place, **how: (seen.append(line), encode(line, *place, **how))[1]
+        translator,
+        "encode",
+        lambda line, *place, **how: (seen.append(line), encode(line, *place, **how))[1],
     )
     sentences = [
-        " ".join(draw.sample(words, 3) + [f"{{n{number}}}", f"%{number}$s", draw.choice(words)]) + "."
+        " ".join(draw.sample(words, 3) + [f"{{n{number}}}", f"%{number}$s", draw.choice(words)])
+        + "."
         for number in range(500)
     ]
     lists = list(
@@ -208,8 +237,13 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
             "alternatives": 1,
         }
         answer = client.post("/translate", json=request).json()
-        html = client.post("/translate", json={**request, "alternatives": 0, "format": "html"}).json()
-    served = [[best, *others] for best, others in zip(answer["translatedText"], answer["alternatives"], strict=True)]
+        html = client.post(
+            "/translate", json={**request, "alternatives": 0, "format": "html"}
+        ).json()
+    served = [
+        [best, *others]
+        for best, others in zip(answer["translatedText"], answer["alternatives"], strict=True)
+    ]
     for number, hypotheses in enumerate(lists):
         texts = [one.text for one in hypotheses]
         assert texts[: len(served[number])] == served[number][: len(texts)]
@@ -220,7 +254,17 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
 
 
 def test_text_without_words_does_not_reach_the_model(translator: Translator, monkeypatch) -> None:
-    lines = ["---", "12:30", "\u200b", "😀 😀", "https://example.com", "{name}: %s", "", "42", "\x00"]
+    lines = [
+        "---",
+        "12:30",
+        "\u200b",
+        "😀 😀",
+        "https://example.com",
+        "{name}: %s",
+        "",
+        "42",
+        "\x00",
+    ]
     lines += ["½", "¼ ⅓", "²", "Ⅳ", "①", "〇", "٣", "१२"]
     monkeypatch.setattr(translator, "encode", None)
     assert list(translator.translate(lines, protect=True)) == lines

@@ -57,7 +57,9 @@ def load(folder: Path) -> Callable[[], Translator]:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
     translator = Translator.from_pretrained(folder, device="cpu")
-    return [text.replace("\n", " ") for text in translator.translate(TEXT, batch_size=8, **SETTINGS)]
+    return [
+        text.replace("\n", " ") for text in translator.translate(TEXT, batch_size=8, **SETTINGS)
+    ]
 
 
 def command(*arguments: Any) -> list[str]:
@@ -142,7 +144,9 @@ def test_killed_workers_of_ray_lose_and_repeat_nothing(
     if form == "txt":
         assert lines == expected
         return
-    for number, (line, text, translation) in enumerate(zip(lines, TEXT, expected, strict=True), start=1):
+    for number, (line, text, translation) in enumerate(
+        zip(lines, TEXT, expected, strict=True), start=1
+    ):
         assert json.loads(line) == {
             "line": number,
             "source": text,
@@ -285,7 +289,9 @@ def test_ray_data_gives_the_translations_of_one_process(
         log_to_driver=False,
     )
     try:
-        rows = ray.data.from_items([{"line": i, "source": text} for i, text in enumerate(TEXT[:300])])
+        rows = ray.data.from_items(
+            [{"line": i, "source": text} for i, text in enumerate(TEXT[:300])]
+        )
         rows = rows.map_batches(
             BatchTranslator,
             fn_constructor_args=[str(folder)],
@@ -308,12 +314,18 @@ def test_spark_gives_the_translations_of_one_process(
     if subprocess.run(["java", "-version"], capture_output=True).returncode:
         pytest.skip("Spark needs Java")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    spark = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = (
+        sql.SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
     try:
         columns = "line long, source string"
         frame = spark.createDataFrame(list(enumerate(TEXT[:300])), columns)
         translate = BatchTranslator(folder, device="cpu", **SETTINGS)
-        rows = frame.repartition(2).mapInPandas(translate.map_in_pandas, f"{columns}, translation string")
+        rows = frame.repartition(2).mapInPandas(
+            translate.map_in_pandas, f"{columns}, translation string"
+        )
         translated = {row["line"]: row["translation"] for row in rows.collect()}
     finally:
         spark.stop()

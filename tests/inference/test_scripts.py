@@ -136,6 +136,8 @@ def test_links_of_a_copy_are_each_word_with_itself(monkeypatch) -> None:
     for text, tokens, pairs in zip(sentences, ids, links, strict=True):
         of_source, of_target = (set(side) for side in zip(*pairs, strict=True))
         assert of_source == of_target == set(range(len(words(text))))
-        ranges = alignment.word_ranges(tokenizer, tokens, words=words)  # a token of several words links them all
+        ranges = alignment.word_ranges(
+            tokenizer, tokens, words=words
+        )  # a token of several words links them all
         for i, j in pairs:
             assert i == j or any(i in found and j in found for found in ranges)

@@ -19,7 +19,18 @@ from tests.pair_files import PAIRS, write_pairs
 
 SOURCES = [source for source, _ in PAIRS]
 TARGETS = [target for _, target in PAIRS]
-FORMATS = ["x.csv", "x.CSV", "x.csv.gz", "x.tsv", "x.jsonl", "x.json", "x.parquet", "x.tmx", "x.tmx.gz", "x.xlf"]
+FORMATS = [
+    "x.csv",
+    "x.CSV",
+    "x.csv.gz",
+    "x.tsv",
+    "x.jsonl",
+    "x.json",
+    "x.parquet",
+    "x.tmx",
+    "x.tmx.gz",
+    "x.xlf",
+]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -80,7 +91,9 @@ def test_texts_of_other_lengths_are_refused(tmp_path, lines):
     paths = tmp_path / "x.en", tmp_path / "x.de"
     for path, count in zip(paths, lines, strict=True):
         path.write_text("a\n" * count)
-    with pytest.raises(UserError, match=f"x.en has {lines[0]} lines, .*x.de has {lines[1]}: each needs its other"):
+    with pytest.raises(
+        UserError, match=f"x.en has {lines[0]} lines, .*x.de has {lines[1]}: each needs its other"
+    ):
         read_sentence_pairs(*paths)
 
 
@@ -115,7 +128,8 @@ def test_text_has_no_languages_and_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "suffix", ["html", "srt", "docx", "xlsx", "xml", "sgm", "pdf", "po", "zip", "tmx", "csv", "json"]
+    "suffix",
+    ["html", "srt", "docx", "xlsx", "xml", "sgm", "pdf", "po", "zip", "tmx", "csv", "json"],
 )
 def test_other_formats_are_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"

@@ -24,7 +24,9 @@ def test_chunks_have_the_lines_of_the_file(tmp_path: Path) -> None:
     for _ in range(300):
         pieces = ["a", "é", "語", "\r", "\n", "\n\n", "\ufeff", "\u2028", "long " * 9]
         lines = "".join(dice.choices(pieces, k=dice.randrange(40)))
-        path.write_bytes(f"{lines}\nend".encode())  # several carriage returns in a single line are refused
+        path.write_bytes(
+            f"{lines}\nend".encode()
+        )  # several carriage returns in a single line are refused
         size = dice.randrange(1, 60)
         text = TextChunks(path, path.stat().st_size, size)
         assert lines_of(text) == list(input_lines(path))

@@ -63,7 +63,9 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
 
 
 def test_device_where_a_file_is_needed_is_not_called_missing():
-    assert error_of(require_file, Path(os.devnull)).startswith(f"{os.devnull}: a pipe or a device: ")
+    assert error_of(require_file, Path(os.devnull)).startswith(
+        f"{os.devnull}: a pipe or a device: "
+    )
 
 
 def test_damaged_gzip_is_refused(tmp_path):
@@ -96,7 +98,9 @@ def test_compressed_text_is_named_where_it_cannot_be_read(compress, tmp_path, mo
         assert error_of(read, tmp_path / "a.txt").endswith(program)
 
 
-def test_carriage_returns_in_the_place_of_line_ends_are_refused_by_every_reader(tmp_path, monkeypatch):
+def test_carriage_returns_in_the_place_of_line_ends_are_refused_by_every_reader(
+    tmp_path, monkeypatch
+):
     content = b"one\rtwo\rthree\r"
     file = tmp_path / "a.txt"
     file.write_bytes(content)
@@ -119,5 +123,7 @@ def test_output_is_compressed_by_its_suffix_in_any_case(name, tmp_path):
     with line_writer(tmp_path / name) as write:
         write("one")
     assert gzip.decompress((tmp_path / name).read_bytes()) == b"one\n"
-    flags, time = struct.unpack_from("<xxxBI", (tmp_path / name).read_bytes())  # RFC 1952, section 2.3
+    flags, time = struct.unpack_from(
+        "<xxxBI", (tmp_path / name).read_bytes()
+    )  # RFC 1952, section 2.3
     assert flags == time == 0, "no name of a temporary file"

@@ -12,7 +12,21 @@ from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.text import train_tokenizer
 from tests.engine.model_changes import aligning_model
 
-WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]
+WORDS = [
+    "a",
+    "small",
+    "dog",
+    "runs",
+    "over",
+    "two",
+    "hundred",
+    "green",
+    "hills",
+    "and",
+    "sees",
+    "one",
+    "bird",
+]
 SETTINGS = {
     "num_beams": 2,
     "max_new_tokens": 4,

@@ -49,10 +49,14 @@ def test_greedy_and_forced_translations_have_probabilities_too(translator: Trans
     assert without.probabilities is None
 
 
-def test_memory_limit_does_not_change_probabilities(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_does_not_change_probabilities(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = [translator.encode(line, 1) for line in CORPUS]
     targets = [[5 + i] * (1 + i) + [2] for i in range(len(CORPUS))]
-    compute = partial(token_log_probabilities, [translator.model], translator.source_tokenizer, sources, targets)
+    compute = partial(
+        token_log_probabilities, [translator.model], translator.source_tokenizer, sources, targets
+    )
     expected = compute()
     batches = []
     original = token_probabilities.decoder_inputs

@@ -23,7 +23,16 @@ from hf_vanilla_transformer.text.side_tokens import readable_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import echo_model, error_of
 
-SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 𐍈", ""]
+SENTENCES = [
+    "two hundred and one",
+    "",
+    "seven",
+    "   ",
+    "one million three hundred thousand",
+    "seven",
+    "é 中 𐍈",
+    "",
+]
 GREEDY = {"num_beams": 1, "max_new_tokens": 8}
 BEAMS = {"num_beams": 2, "max_new_tokens": 8}
 LEARNED_POSITIONS = {"position_encoding_type": "learned", "max_position_embeddings": 20}
@@ -73,7 +82,9 @@ def assert_same_hypotheses(found, expected):
         assert [one.score for one in mine] == pytest.approx([one.score for one in theirs], abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"output_scores": True}], ids=["refilled", "transformers' loop"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"output_scores": True}], ids=["refilled", "transformers' loop"]
+)
 def test_batch_without_memory_is_halved(translator, settings, monkeypatch, caplog):
     lines = [line for line in SENTENCES if line.strip()] * 4
     settings = {**GREEDY, **settings, "batch_size": 16}
@@ -158,7 +169,9 @@ def test_parallel_searches_return_the_same_translations(model, tokenizer, monkey
     two_search = threading.Event()
     settings = {**BEAMS, "batch_size": 4}
     lines = SENTENCES * 6
-    expected = list(Translator(model, tokenizer, workers=1).translate_nbest(lines, n_best, **settings))
+    expected = list(
+        Translator(model, tokenizer, workers=1).translate_nbest(lines, n_best, **settings)
+    )
     original = model.generate
 
     def generate(**arguments):
@@ -466,7 +479,9 @@ def test_loaded_model_translates_like_the_saved_one(folder, translator):
         ("aarch64", True, False, "float32"),
     ],
 )
-def test_fastest_dtype_follows_the_processor(machine, has_compiler, has_bfloat16, expected, folder, monkeypatch):
+def test_fastest_dtype_follows_the_processor(
+    machine, has_compiler, has_bfloat16, expected, folder, monkeypatch
+):
     monkeypatch.setattr(c_kernels, "library", lambda: object() if has_compiler else None)
     monkeypatch.setattr(kernels, "has_fast_bfloat16", lambda: has_bfloat16)
     monkeypatch.setattr(linear.platform, "machine", lambda: machine)
@@ -494,7 +509,8 @@ def test_int8_is_a_dtype_of_the_decoder(folder):
     assert int8.describe()["dtype"] == f"{str(dtype).removeprefix('torch.')}, products in int8"
     plain = Translator.from_pretrained(folder, device="cpu", dtype=dtype)
     found, full = (
-        [best.score for (best,) in each.translate_nbest(SENTENCES, 1, max_new_tokens=6)] for each in (int8, plain)
+        [best.score for (best,) in each.translate_nbest(SENTENCES, 1, max_new_tokens=6)]
+        for each in (int8, plain)
     )
     assert found != full
     assert found == pytest.approx(full, abs=0.2)

@@ -122,18 +122,24 @@ class Graphs:
             if given.name.startswith("past_key_values"):
                 # transformers.js: "batch_size" is known, other names are 0
                 sizes = [len(tokens) if size == "batch_size" else size for size in given.shape]
-                empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
+                empty = np.zeros(
+                    [size if isinstance(size, int) else 0 for size in sizes], np.float32
+                )
                 feeds[given.name] = past.get(given.name, empty)
         return dict(zip(self.outputs, self.decoder.run(self.outputs, feeds), strict=True))
 
-    def all_logits(self, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]) -> Tensor:
+    def all_logits(
+        self, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]
+    ) -> Tensor:
         """(B, T, V), so many tokens in each call, with the KV caches."""
         states = self.encode(ids, mask)
         past = {}
         found = []
         for tokens in target.split(at_once, dim=1):
             outputs = self.decode(tokens, mask, states, past)
-            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            past |= {
+                name.replace("present", "past_key_values"): value for name, value in outputs.items()
+            }
             found.append(torch.from_numpy(outputs["logits"]))
         return torch.cat(found, dim=1)
 
@@ -159,7 +165,9 @@ class OnnxTranslator:
         while len(tokens) < limit and not set(ends(self.settings)) & set(tokens):
             last = tokens[-1] if tokens else self.settings["decoder_start_token_id"]
             outputs = self.graphs.decode(torch.tensor([[last]]), mask, states, past)
-            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            past |= {
+                name.replace("present", "past_key_values"): value for name, value in outputs.items()
+            }
             tokens.append(best_token(outputs["logits"][0, -1], tokens, limit, self.settings))
         return tokens
 

@@ -63,7 +63,9 @@ class HuggingFace:
     def generate(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, 1 + T), the start token first."""
         longest = input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE
-        return self.model.generate(input_ids, attention_mask=attention_mask, num_beams=1, max_new_tokens=longest)
+        return self.model.generate(
+            input_ids, attention_mask=attention_mask, num_beams=1, max_new_tokens=longest
+        )
 
     def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         return self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
@@ -89,7 +91,9 @@ class CTranslate2:
         import ctranslate2
 
         threads = torch.get_num_threads()
-        self.engine = ctranslate2.Translator(str(folder), "cpu", compute_type=compute_type, intra_threads=threads)
+        self.engine = ctranslate2.Translator(
+            str(folder), "cpu", compute_type=compute_type, intra_threads=threads
+        )
         self.source, self.target = load_tokenizers(folder)
 
     def translate(self, lines: list[str]) -> list[str]:
@@ -103,13 +107,17 @@ class CTranslate2:
         sources = [row[real].tolist() for row, real in zip(ids, mask.bool(), strict=True)]
         results = self.engine.translate_batch(
             [self.source.convert_ids_to_tokens(row) for row in sources],
-            [self.target.convert_ids_to_tokens(row) for row in target[:, 1:].tolist()],  # it adds the start
+            [
+                self.target.convert_ids_to_tokens(row) for row in target[:, 1:].tolist()
+            ],  # it adds the start
             beam_size=1,
             max_decoding_length=target.shape[1],
             min_decoding_length=0,  # otherwise it masks the end-of-sentence token at first
             return_logits_vocab=True,
         )
-        return torch.from_numpy(np.array([[np.array(step) for step in result.logits[0]] for result in results]))
+        return torch.from_numpy(
+            np.array([[np.array(step) for step in result.logits[0]] for result in results])
+        )
 
 
 def onnx(model: Path, work: Path) -> Engine:
@@ -129,7 +137,9 @@ def ctranslate2_int8(model: Path, work: Path) -> Engine:
 
 def marian(model: Path, work: Path) -> Engine:
     export("marian", model, work / "marian")
-    return HuggingFace(MarianMTModel.from_pretrained(work / "marian", dtype=torch.float32), work / "marian")
+    return HuggingFace(
+        MarianMTModel.from_pretrained(work / "marian", dtype=torch.float32), work / "marian"
+    )
 
 
 # The name in the table: the library whose version is printed, and the export to a folder.
@@ -189,7 +199,9 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
     rows = []
     for name, each in found.items():
         scores = score_translations(each.lines, targets, tokenize="char")
-        same = sum(mine == theirs for mine, theirs in zip(found[OURS].lines, each.lines, strict=True))
+        same = sum(
+            mine == theirs for mine, theirs in zip(found[OURS].lines, each.lines, strict=True)
+        )
         peer = (
             ()
             if name == OURS
@@ -209,12 +221,17 @@ def table(found: dict[str, Found], targets: Sequence[str]) -> str:
 
 def refusals(records: Records) -> list[str]:
     """A line for each kind of format."""
-    refused = {name: records.found[test.partition("::")[0], "not exported"] for name, test in REFUSALS.items()}
+    refused = {
+        name: records.found[test.partition("::")[0], "not exported"]
+        for name, test in REFUSALS.items()
+    }
     return [f"Refused by {name}: {'; '.join(found)}." for name, found in refused.items()]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--sentences", type=int, default=1000)
     arguments = parser.parse_args()

@@ -75,7 +75,9 @@ def spelt(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
-def train_sentencepiece(path: Path, lines: list[str], vocab_size: int = 80, **settings: Any) -> list[str]:
+def train_sentencepiece(
+    path: Path, lines: list[str], vocab_size: int = 80, **settings: Any
+) -> list[str]:
     """Write a SentencePiece model, and return its pieces."""
     model = io.BytesIO()
     settings = {"model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2} | settings
@@ -103,11 +105,15 @@ def write_opus_tokenizer(
 ) -> int:
     """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last. Returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = train_sentencepiece(folder / "source.spm", sources) + train_sentencepiece(folder / "target.spm", targets)
+    pieces = train_sentencepiece(folder / "source.spm", sources) + train_sentencepiece(
+        folder / "target.spm", targets
+    )
     # one piece is left out, so that some text is unknown
     rest = sorted(set(pieces) - {"<s>", "</s>", "<unk>", "▁ball"})
     tokens = ["</s>", "<unk>", *(f">>{code}<<" for code in codes), *rest, "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({token: number for number, token in enumerate(tokens)})
+    )
     return len(tokens)
 
 
@@ -143,14 +149,21 @@ def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> 
     ids = torch.full((len(lengths), max(lengths)), pad)
     for row, length in zip(ids, lengths, strict=True):
         row[:length] = torch.randint(vocab_size - 1, (length,), generator=generator)
-    return torch.where((ids == pad) & (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), pad - 1, ids)
+    return torch.where(
+        (ids == pad) & (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]), pad - 1, ids
+    )
 
 
 @torch.no_grad()
 def write_opus_folder(folder: Path, codes: Sequence[str] = ("de",), **fields: Any) -> MarianMTModel:
     """Like an OPUS-MT model on the Hub, but small and with random weights."""
     size = write_opus_tokenizer(folder, codes)
-    ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
+    ids = {
+        "pad_token_id": size - 1,
+        "decoder_start_token_id": size - 1,
+        "eos_token_id": 0,
+        "vocab_size": size,
+    }
     ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
     settings = SIZES | ids | {"activation_function": "swish", "scale_embedding": True} | fields
     config = MarianConfig(**settings)
@@ -184,11 +197,20 @@ def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
     sizes = []
     for name, lines in (("vocab-src.json", SOURCES), ("vocab-tgt.json", TARGETS)):
         letters = sorted(set("".join(lines)) - {" "})
-        tokens = SPECIAL + letters + [letter + "</w>" for letter in letters] + joined * (name == "vocab-src.json")
-        (folder / name).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        tokens = (
+            SPECIAL
+            + letters
+            + [letter + "</w>" for letter in letters]
+            + joined * (name == "vocab-src.json")
+        )
+        (folder / name).write_text(
+            json.dumps({token: number for number, token in enumerate(tokens)})
+        )
         sizes.append(len(tokens))
     (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"langs": ["en", "de"], "model_max_length": 1024}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"langs": ["en", "de"], "model_max_length": 1024})
+    )
     return sizes[0], sizes[1]
 
 
@@ -206,19 +228,27 @@ def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGenerati
     }
     config = FSMTConfig(**settings | fields)
     model = FSMTForConditionalGeneration(config)
-    tables = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
+    tables = {
+        name: table.clone()
+        for name, table in model.state_dict().items()
+        if "embed_positions" in name
+    }
     randomise(model).load_state_dict(tables, strict=False)
     model.save_pretrained(folder)
     FSMTTokenizer.from_pretrained(folder).save_pretrained(folder)
     return model.eval()
 
 
-def write_m2m100_folder(folder: Path, tokenizer: bool = True, **fields: Any) -> M2M100ForConditionalGeneration:
+def write_m2m100_folder(
+    folder: Path, tokenizer: bool = True, **fields: Any
+) -> M2M100ForConditionalGeneration:
     """Like facebook/m2m100_418M, but small and with random weights."""
     folder.mkdir(parents=True)
     pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
     tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "vocab.json").write_text(
+        json.dumps({token: number for number, token in enumerate(tokens)})
+    )
     files = str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model")
     theirs = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
     size = max(theirs.lang_code_to_id.values()) + 9
@@ -248,7 +278,9 @@ def write_folder_of_languages(folder: Path, kind: str) -> M2M100ForConditionalGe
         (folder / "vocab.json").unlink()
         train_sentencepiece(folder / "sentencepiece.bpe.model", SOURCES + TARGETS, model_type="bpe")
         codes = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
-        tokenizer = NllbTokenizer.from_pretrained(folder, legacy_behaviour="legacy" in kind, **codes)
+        tokenizer = NllbTokenizer.from_pretrained(
+            folder, legacy_behaviour="legacy" in kind, **codes
+        )
         tokenizer.save_pretrained(folder)
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         randomise(model)

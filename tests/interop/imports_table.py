@@ -86,7 +86,9 @@ def table(records: Records, formats: Iterable[str]) -> str:
         peers = defaultdict(list)
         for peer, difference in records.found[file, "logits"]:
             peers[peer].append(difference)
-        tokens, refused = ("; ".join(dict.fromkeys(records.found[file, each])) for each in ("tokens", "refused"))
+        tokens, refused = (
+            "; ".join(dict.fromkeys(records.found[file, each])) for each in ("tokens", "refused")
+        )
         last = [tokens, refused, str(bad_files[name] or "")]
         for peer, differences in peers.items() or [("", [])]:
             largest = max(differences, default=None)
@@ -98,7 +100,9 @@ def table(records: Records, formats: Iterable[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "formats",
         nargs="*",

@@ -33,16 +33,28 @@ MARIAN = {
     "gelu, pre": ("--transformer-ffn-activation", "gelu", *PRE_NORM),
 }
 TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
-    **{f"Marian 1.12.42, {name}": partial(compare_marian, options=options) for name, options in MARIAN.items()},
-    **{f"JoeyNMT 2.3.0, {norm}": partial(compare_joeynmt, layer_norm=norm) for norm in ("post", "pre")},
-    **{f"OpenNMT-py {version}, pre": partial(compare_opennmt, version=version) for version in opennmt.PACKAGES},
+    **{
+        f"Marian 1.12.42, {name}": partial(compare_marian, options=options)
+        for name, options in MARIAN.items()
+    },
+    **{
+        f"JoeyNMT 2.3.0, {norm}": partial(compare_joeynmt, layer_norm=norm)
+        for norm in ("post", "pre")
+    },
+    **{
+        f"OpenNMT-py {version}, pre": partial(compare_opennmt, version=version)
+        for version in opennmt.PACKAGES
+    },
     **{f"eole 0.6.4, pre, {name}": partial(compare_eole, name=name) for name in eole.MODELS},
     **{
         f"fairseq {version}, {norm}": partial(compare_fairseq, version=version, norm=norm)
         for version in fairseq.PACKAGES
         for norm in ("post", "pre")
     },
-    **{f"transformers {major}, MarianMTModel": partial(compare_transformers, major=major) for major in (4, 5)},
+    **{
+        f"transformers {major}, MarianMTModel": partial(compare_transformers, major=major)
+        for major in (4, 5)
+    },
     "optimum 2.1.0, greedy": compare_optimum,
     **{
         f"{version}, {beams} beams": partial(compare_argos, version=version, beams=beams)
@@ -56,9 +68,15 @@ TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", type=Path, metavar="WORK", help="a folder for environments and trainings")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {'; '.join(TOOLKITS)}; default: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "work", type=Path, metavar="WORK", help="a folder for environments and trainings"
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {'; '.join(TOOLKITS)}; default: all"
+    )
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)

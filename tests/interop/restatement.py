@@ -64,11 +64,15 @@ class Restatement:
             layer = f"{name}.{i}"
             x = self.sub_layer(f"{layer}.self", x, lambda y, at: self.attend(at, y, y, causal))
             if memory is not None:
-                x = self.sub_layer(f"{layer}.cross", x, lambda y, at: self.attend(at, y, memory, None))
+                x = self.sub_layer(
+                    f"{layer}.cross", x, lambda y, at: self.attend(at, y, memory, None)
+                )
             x = self.sub_layer(f"{layer}.ffn", x, self.feed_forward)
         return self.norm(f"{name}.norm", x) if self.final_norm or self.pre_norm else x
 
-    def sub_layer(self, name: str, x: np.ndarray, function: Callable[[np.ndarray, str], np.ndarray]) -> np.ndarray:
+    def sub_layer(
+        self, name: str, x: np.ndarray, function: Callable[[np.ndarray, str], np.ndarray]
+    ) -> np.ndarray:
         if self.pre_norm:
             return x + function(self.norm(f"{name}.norm", x), name)
         return self.norm(f"{name}.norm", x + function(x, name))
@@ -76,7 +80,9 @@ class Restatement:
     def feed_forward(self, x: np.ndarray, name: str) -> np.ndarray:
         return self.linear(f"{name}.2", ACTIVATIONS[self.activation](self.linear(f"{name}.1", x)))
 
-    def attend(self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None) -> np.ndarray:
+    def attend(
+        self, name: str, x: np.ndarray, y: np.ndarray, visible: np.ndarray | None
+    ) -> np.ndarray:
         queries = self.linear(f"{name}.q", x)
         keys = self.linear(f"{name}.k", y)
         values = self.linear(f"{name}.v", y)

@@ -42,7 +42,10 @@ def write_own(folder: Path, **fields: Any) -> None:
 def installed_package(file: Path, folder: Path) -> Path:
     """As `package.install_from_path` unpacks it."""
     with zipfile.ZipFile(file) as archive:
-        assert all(name.startswith("translate-en_de-1_0/") and ".." not in name for name in archive.namelist())
+        assert all(
+            name.startswith("translate-en_de-1_0/") and ".." not in name
+            for name in archive.namelist()
+        )
         archive.extractall(folder)
     return folder / "translate-en_de-1_0"
 
@@ -60,7 +63,9 @@ def translate(engine: Any, tokens: list[list[str]], beams: int, length: int = 12
 
 def argos_translations(package: Path, texts: list[str], beams: int, length: int = 12) -> list[str]:
     """Translate as argostranslate 1.11's tokenizer.py and translate.py do, without its sentence splitter."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
+    processor = sentencepiece.SentencePieceProcessor(
+        model_file=str(package / "sentencepiece.model")
+    )
     engine = ctranslate2.Translator(str(package / "model"), "cpu")
     tokens = [processor.encode(text, out_type=str) for text in texts]
     results = translate(engine, tokens, beams, length)
@@ -79,7 +84,11 @@ def test_argos_package_translates_like_the_model(kind: str, beams: int, tmp_path
     export("argos", tmp_path / "ours", tmp_path / "en_de.argosmodel", languages=("en", "de"))
     package = installed_package(tmp_path / "en_de.argosmodel", tmp_path / "packages")
     # no folder `stanza`, `minisbd` or `spacy`: Argos would not fetch its own sentence splitter
-    assert {path.name for path in package.iterdir()} == {"metadata.json", "model", "sentencepiece.model"}
+    assert {path.name for path in package.iterdir()} == {
+        "metadata.json",
+        "model",
+        "sentencepiece.model",
+    }
     metadata = json.loads((package / "metadata.json").read_text())
     expected = {
         "from_code": "en",
@@ -112,7 +121,9 @@ def test_argos_package_translates_like_the_model(kind: str, beams: int, tmp_path
     ],
     ids=str,
 )
-def test_argos_refuses_a_search_that_it_does_not_have(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_argos_refuses_a_search_that_it_does_not_have(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     write_own(tmp_path / "ours")
     path = tmp_path / "ours" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
@@ -158,6 +169,9 @@ def test_sentencepiece_tokenizer_is_exact_on_10000_lines(shared_data: Path, tmp_
     for line in [*lines, *UNSEEN[1:], "漢字 ▁ _ \u00a0 x"]:
         ids = tokenizer(line)["input_ids"]
         assert ids == [*processor.encode(line), tokenizer.eos_token_id], line
-        assert tokenizer.decode(ids, skip_special_tokens=True).strip() == processor.decode(ids[:-1]).strip(), line
+        assert (
+            tokenizer.decode(ids, skip_special_tokens=True).strip()
+            == processor.decode(ids[:-1]).strip()
+        ), line
     assert len(lines) == 10_000
     assert tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"]) == [0, 1, 2, 3]

@@ -74,7 +74,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, tokenizer: Any, tmp_path: Path) -> None:
+def test_ctranslate2_export_generates_our_tokens(
+    fields: dict, beams: int, tokenizer: Any, tmp_path: Path
+) -> None:
     model = saved(tmp_path, talkative(**{"vocab_size": 320, **fields}), tokenizer)
     results = engine_of(tmp_path).translate_batch(
         pieces_of(tokenizer, LINES),
@@ -100,7 +102,9 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
 
 def engine_id(token: str, tokenizer: Any) -> int:
     """The id of a token of the engine's vocabulary, including embedding rows without a token."""
-    return int(token[8:-1]) if token.startswith("<unused_") else tokenizer.convert_tokens_to_ids(token)
+    return (
+        int(token[8:-1]) if token.startswith("<unused_") else tokenizer.convert_tokens_to_ids(token)
+    )
 
 
 SETTINGS = {
@@ -122,14 +126,18 @@ def test_ctranslate2_export_translates_with_the_settings_of_the_search(
     assert "; checked with" in export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
 
 
-def test_export_of_a_tokenizer_with_more_tokens_than_the_model_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+def test_export_of_a_tokenizer_with_more_tokens_than_the_model_is_refused(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     saved(tmp_path, tiny_model(vocab_size=len(tokenizer) - 1), tokenizer)
     assert "tokenizer" in error_of(export, "ctranslate2", tmp_path / "model", tmp_path / "ct2")
 
 
 # transformers forbids the padding after the softmax and CTranslate2 before it: beams are compared with its share
 @pytest.mark.parametrize(("beams", "padding"), [(1, 9.0), (4, -9.0)])
-def test_ctranslate2_export_of_a_converted_opus_model(beams: int, padding: float, tmp_path: Path) -> None:
+def test_ctranslate2_export_of_a_converted_opus_model(
+    beams: int, padding: float, tmp_path: Path
+) -> None:
     """It has no start token besides the padding, and must never generate it."""
     theirs = write_opus_folder(tmp_path / "opus", decoder_attention_heads=4)
     with torch.no_grad():
@@ -169,11 +177,15 @@ def with_mapping(tokenizer: Any, tmp_path: Path) -> list[str]:
     return allowed
 
 
-def test_ctranslate2_export_with_a_vocabulary_mapping(with_mapping: list[str], tokenizer: Any, tmp_path: Path) -> None:
+def test_ctranslate2_export_with_a_vocabulary_mapping(
+    with_mapping: list[str], tokenizer: Any, tmp_path: Path
+) -> None:
     export("ctranslate2", tmp_path / "model", tmp_path / "ct2", vmap=tmp_path / "vmap.txt")
     engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
     lengths = {"max_decoding_length": 6, "min_decoding_length": 6}
-    (result,) = engine.translate_batch(pieces_of(tokenizer, ["two"]), use_vmap=True, beam_size=1, **lengths)
+    (result,) = engine.translate_batch(
+        pieces_of(tokenizer, ["two"]), use_vmap=True, beam_size=1, **lengths
+    )
     found = set(result.hypotheses[0])
     assert found
     assert found <= {*with_mapping, "<s>", "</s>", "<unk>", "<pad>"}
@@ -206,7 +218,9 @@ def test_ctranslate2_export_with_a_vocabulary_mapping(with_mapping: list[str], t
 def test_mapping_that_is_missing_or_of_another_format_is_refused(
     target_format: str, name: str, message: str, with_mapping: list[str], tmp_path: Path
 ) -> None:
-    assert message in error_of(export, target_format, tmp_path / "model", tmp_path / "other", vmap=tmp_path / name)
+    assert message in error_of(
+        export, target_format, tmp_path / "model", tmp_path / "other", vmap=tmp_path / name
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +252,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("tokens", "texts"), TEXTS.items(), ids=TEXTS)
-def test_ctranslate2_export_gives_our_text_of_any_tokens(tokens: str, texts: list[str], tmp_path: Path) -> None:
+def test_ctranslate2_export_gives_our_text_of_any_tokens(
+    tokens: str, texts: list[str], tmp_path: Path
+) -> None:
     tokenizer = train_any_tokenizer([(text, 1) for text in texts], tokens, vocab_size=400)
     model = saved(tmp_path, talkative(vocab_size=len(tokenizer)), tokenizer)
     results = engine_of(tmp_path).translate_batch(

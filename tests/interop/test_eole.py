@@ -53,7 +53,11 @@ def test_eole_folder_gives_its_logits(bias: bool, tmp_path: Path, compared: Comp
 def test_eole_options_give_their_logits(fields, options, formula, tmp_path, compared):
     tensors = weights(fields.get("bias", False), fields.get("learned", False))
     if not fields.get("key_bias", True):
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("linear_keys.bias")}
+        tensors = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.endswith("linear_keys.bias")
+        }
     save(tmp_path / "eole", tensors, options)
     compared(PEER, "eole", tmp_path / "eole", restated(tensors, **formula))
 
@@ -142,7 +146,9 @@ def test_eole_penalty_that_it_does_not_have_is_refused(tmp_path: Path) -> None:
         ("decoder.heads", "four"),
     ],
 )
-def test_eole_refuses_other_architectures(option: str, value: Any, tmp_path: Path, record_property: Record) -> None:
+def test_eole_refuses_other_architectures(
+    option: str, value: Any, tmp_path: Path, record_property: Record
+) -> None:
     save(tmp_path, weights(), {option: value})
     shown = "[linear_attention]" if isinstance(value, list) else value
     assert f"{option.rpartition('.')[2]}={shown}" in error_of(from_eole, tmp_path)

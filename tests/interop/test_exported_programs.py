@@ -45,13 +45,18 @@ def test_exporters_of_transformers_record_the_usual_loop(beams: int) -> None:
     }
     dynamo = exporters.DynamoExporter()
     settings = {"multi_token_decode": True}
-    exported = dynamo.export_for_generation(model, inputs, exporters.DynamoConfig(dynamic=True), **settings)
+    exported = dynamo.export_for_generation(
+        model, inputs, exporters.DynamoConfig(dynamic=True), **settings
+    )
     _, decode = exporters.utils.decompose_for_generation(model, inputs, **settings)["decode"]
-    arguments = {name: value for name, value in decode.items() if name not in ("use_cache", "return_dict")}
+    arguments = {
+        name: value for name, value in decode.items() if name not in ("use_cache", "return_dict")
+    }
     for _ in range(3):
         with torch.no_grad():
             expected = model(
-                **copy.deepcopy(decode) | {"past_key_values": copy.deepcopy(arguments["past_key_values"])}
+                **copy.deepcopy(decode)
+                | {"past_key_values": copy.deepcopy(arguments["past_key_values"])}
             )
         actual = exported.runners["decode"](**copy.deepcopy(arguments))
         assert torch.equal(actual.logits, expected.logits)

@@ -79,7 +79,9 @@ def test_fairseq_checkpoint_with_sections_gives_its_logits(nested, shared, tmp_p
     )
 
 
-def test_fairseq_checkpoint_of_old_version_gives_its_logits(model_file: Path, compared: Compare) -> None:
+def test_fairseq_checkpoint_of_old_version_gives_its_logits(
+    model_file: Path, compared: Compare
+) -> None:
     """Names of version 0.6: fused projections, numbered LayerNorms, `embed_out`; learned positions."""
     model = weights(23, 29)
     old = {name: tensor for name, tensor in model.items() if "_float_tensor" not in name}
@@ -96,7 +98,10 @@ def test_fairseq_checkpoint_of_old_version_gives_its_logits(model_file: Path, co
         if norm in numbers[stack]:
             old[name.replace(norm, f"layer_norms.{numbers[stack].index(norm)}")] = old.pop(name)
     old["decoder.embed_out"] = old.pop("decoder.output_projection.weight")
-    tables = {f"{stack}.embed_positions.weight": torch.randn(12 + 2, D) for stack in ("encoder", "decoder")}
+    tables = {
+        f"{stack}.embed_positions.weight": torch.randn(12 + 2, D)
+        for stack in ("encoder", "decoder")
+    }
     save(model_file, old | tables, no_scale_embedding=True)
     stacks = {"source": "encoder", "target": "decoder"}
 
@@ -126,9 +131,17 @@ def test_fairseq_checkpoint_gives_logits_of_fsmt(model_file: Path, compared: Com
         tgt_vocab_size=29,
     )
     port = FSMTForConditionalGeneration(config)
-    tables = {name: table.clone() for name, table in port.state_dict().items() if "embed_positions" in name}
+    tables = {
+        name: table.clone()
+        for name, table in port.state_dict().items()
+        if "embed_positions" in name
+    }
     randomise(port).load_state_dict(tables, strict=False)
-    model = {name.removeprefix("model."): weight for name, weight in port.state_dict().items() if name not in tables}
+    model = {
+        name.removeprefix("model."): weight
+        for name, weight in port.state_dict().items()
+        if name not in tables
+    }
     save(model_file, model)
     compared(PORT, "fairseq", model_file, port.eval())
 
@@ -140,13 +153,19 @@ def test_fairseq_pre_norm_checkpoint_gives_its_logits(model_file: Path, compared
     assert_fields(ours.config, layer_norm_position="pre")
 
 
-def test_fairseq_checkpoint_of_version_0_12_with_unused_tensors(model_file: Path, compared: Compare) -> None:
+def test_fairseq_checkpoint_of_version_0_12_with_unused_tensors(
+    model_file: Path, compared: Compare
+) -> None:
     """Its encoder layers save copies of their weights for an inference kernel, zeros until they are used."""
     model = weights(23, 29)
     modules = [
-        f"encoder.layers.{number}.{part}" for number in (0, 1) for part in ("in_proj", "out_proj", "fc1", "fc2")
+        f"encoder.layers.{number}.{part}"
+        for number in (0, 1)
+        for part in ("in_proj", "out_proj", "fc1", "fc2")
     ]
-    unused = {f"{module}_{kind}": torch.zeros(D) for module in modules for kind in ("weight", "bias")}
+    unused = {
+        f"{module}_{kind}": torch.zeros(D) for module in modules for kind in ("weight", "bias")
+    }
     save_with_sections(model_file, model | unused, nested=False)
     compared(PEER, "fairseq", model_file, restated(model))
 
@@ -186,7 +205,9 @@ def test_fairseq_tokenizer_for_tokenized_text(model_file: Path, tmp_path: Path) 
     sides = {"en": ["a", "do@@", "g", "runs", "."], "de": ["ein", "Hu@@", "nd", "läuft"]}
     write_dictionaries(tmp_path / "bin", sides)
     save(model_file, weights(9, 8))
-    _, tokenizer, target = converted("fairseq", model_file, tmp_path / "ours", data=tmp_path / "bin")
+    _, tokenizer, target = converted(
+        "fairseq", model_file, tmp_path / "ours", data=tmp_path / "bin"
+    )
     lines = ["a do@@ g runs .", "  a\tcat </s> runs", ""]
     assert tokenizer(lines)["input_ids"] == [ids_of(line, sides["en"]) for line in lines]
     assert PRETOKENIZED in from_fairseq(model_file, data=tmp_path / "bin").notes
@@ -212,7 +233,9 @@ def test_fairseq_dictionary_lines_that_overwrite(model_file: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("tool", ["subword-nmt", "fastBPE"])
-def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(tool, model_file, tmp_path, record_property):
+def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(
+    tool, model_file, tmp_path, record_property
+):
     tokenizer_of_moses = sacremoses.MosesTokenizer("en")
     moses = partial(tokenizer_of_moses.tokenize, aggressive_dash_splits=True, return_str=True)
     tokenised = [*map(moses, SOURCES)]
@@ -226,7 +249,11 @@ def test_fairseq_tokenizer_for_raw_text_with_byte_pair_codes(tool, model_file, t
     write_dictionaries(tmp_path, {"en": pieces, "de": target_pieces})
     save(model_file, weights(len(pieces) + 4, len(target_pieces) + 4))
     _, tokenizer, target = converted("fairseq", model_file, tmp_path / "ours", codes=codes)
-    texts = ["two dogs run in the snow, and a cat doesn't!", "thirty-four children sleep.", *SOURCES[:2]]
+    texts = [
+        "two dogs run in the snow, and a cat doesn't!",
+        "thirty-four children sleep.",
+        *SOURCES[:2],
+    ]
     for text in texts:
         assert tokenizer(text)["input_ids"] == ids_of(bpe.process_line(moses(text)), pieces)
     written = ids_of(bpe.process_line("ein Hund läuft im Schnee ."), target_pieces)

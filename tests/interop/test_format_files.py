@@ -40,20 +40,26 @@ def fairseq_file(model_file: Path) -> Path:
         ({"model": {}, "cfg": "model"}, "it has neither 'args' nor 'cfg'"),
     ],
 )
-def test_fairseq_checkpoint_has_a_model_and_options(state: Any, message: str, model_file: Path) -> None:
+def test_fairseq_checkpoint_has_a_model_and_options(
+    state: Any, message: str, model_file: Path
+) -> None:
     torch.save(state, model_file)
     assert message in error_of(fairseq.from_fairseq, model_file)
 
 
 @pytest.mark.parametrize("name", ["encoder.layers.0.fc1", "encoder.layers.1.self_attn.q_proj"])
-def test_fairseq_weights_that_no_position_and_no_kernel_has_are_not_left_out(name: str, model_file: Path) -> None:
+def test_fairseq_weights_that_no_position_and_no_kernel_has_are_not_left_out(
+    name: str, model_file: Path
+) -> None:
     """The copies for inference have an underscore: encoder.layers.0.fc1_weight."""
     surplus = {f"{name}_scale": torch.ones(3)}
     fairseq_files.save(model_file, fairseq_files.weights(9, 8) | surplus)
     assert f"{name}_scale" in error_of(fairseq.from_fairseq, model_file)
 
 
-@pytest.mark.parametrize(("encoder", "decoder", "positions"), [(14, 14, 12), (14, 12, 10), (5, 9, 3)])
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "positions"), [(14, 14, 12), (14, 12, 10), (5, 9, 3)]
+)
 def test_fairseq_positions_start_after_the_padding(
     encoder: int, decoder: int, positions: int, model_file: Path
 ) -> None:
@@ -69,10 +75,14 @@ def test_fairseq_positions_start_after_the_padding(
 
 
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
-def test_fairseq_learns_the_positions_of_both_stacks_or_of_none(stack: str, model_file: Path) -> None:
+def test_fairseq_learns_the_positions_of_both_stacks_or_of_none(
+    stack: str, model_file: Path
+) -> None:
     name = f"{stack}.embed_positions.weight"
     fairseq_files.save(model_file, fairseq_files.weights(9, 8) | {name: torch.randn(9, D)})
-    assert error_of(fairseq.from_fairseq, model_file).startswith(f"{name}: the other stack has sinusoids")
+    assert error_of(fairseq.from_fairseq, model_file).startswith(
+        f"{name}: the other stack has sinusoids"
+    )
 
 
 def test_fairseq_names_the_languages_that_were_given(fairseq_file: Path, tmp_path: Path) -> None:
@@ -98,10 +108,14 @@ def test_fairseq_names_the_languages_that_were_given(fairseq_file: Path, tmp_pat
     ):
         found = fairseq.from_fairseq(fairseq_file, **languages)
         for tokenizer in (found.tokenizer, found.target_tokenizer):
-            assert [tokenizer.init_kwargs.get(f"{side}_lang") for side in ("source", "target")] == named
+            assert [
+                tokenizer.init_kwargs.get(f"{side}_lang") for side in ("source", "target")
+            ] == named
 
 
-def test_fairseq_asks_for_languages_only_if_there_are_dictionaries(fairseq_file: Path, tmp_path: Path) -> None:
+def test_fairseq_asks_for_languages_only_if_there_are_dictionaries(
+    fairseq_file: Path, tmp_path: Path
+) -> None:
     assert fairseq.from_fairseq(fairseq_file).notes == []
     fairseq_files.write_dictionaries(tmp_path, {"en": [*"abcde"]})
     (note,) = fairseq.from_fairseq(fairseq_file).notes
@@ -120,7 +134,9 @@ def test_fairseq_asks_for_languages_only_if_there_are_dictionaries(fairseq_file:
         ("a 1\nb 1 #fairseq:overwrite\nc 3\nd 4\ne 5\n", "a b c d e"),
     ],
 )
-def test_fairseq_dictionary_is_read(text: str, tokens: str, fairseq_file: Path, tmp_path: Path) -> None:
+def test_fairseq_dictionary_is_read(
+    text: str, tokens: str, fairseq_file: Path, tmp_path: Path
+) -> None:
     fairseq_files.write_dictionaries(tmp_path, {"de": [*"wxyz"]})
     (tmp_path / "dict.en.txt").write_text(text)
     found = fairseq.from_fairseq(fairseq_file).tokenizer
@@ -142,14 +158,20 @@ def test_fairseq_dictionary_is_read(text: str, tokens: str, fairseq_file: Path, 
         ("a #fairseq:overwrite\n", "line 1 is 'a #fairseq:overwrite'"),
     ],
 )
-def test_fairseq_dictionary_names_a_bad_line(text: str, message: str, fairseq_file: Path, tmp_path: Path) -> None:
+def test_fairseq_dictionary_names_a_bad_line(
+    text: str, message: str, fairseq_file: Path, tmp_path: Path
+) -> None:
     fairseq_files.write_dictionaries(tmp_path, {"de": [*"wxyz"]})
     (tmp_path / "dict.en.txt").write_text(text)
     assert f"dict.en.txt: {message}" in error_of(fairseq.from_fairseq, fairseq_file)
 
 
-def test_fairseq_tokenizer_for_raw_text_needs_the_special_tokens(fairseq_file: Path, tmp_path: Path) -> None:
-    fairseq_files.write_dictionaries(tmp_path, {"en": [*"abcde"], "de": [*"xyz", "<s> 1 #fairseq:overwrite"]})
+def test_fairseq_tokenizer_for_raw_text_needs_the_special_tokens(
+    fairseq_file: Path, tmp_path: Path
+) -> None:
+    fairseq_files.write_dictionaries(
+        tmp_path, {"en": [*"abcde"], "de": [*"xyz", "<s> 1 #fairseq:overwrite"]}
+    )
     (tmp_path / "dict.de.txt").write_text("x 1\ny 1\nz 1\n<s> 1 #fairseq:overwrite\n")
     (tmp_path / "codes").write_text("#version: 0.2\na b\n")
     assert fairseq.from_fairseq(fairseq_file).tokenizer is not None
@@ -160,7 +182,11 @@ def test_fairseq_tokenizer_for_raw_text_needs_the_special_tokens(fairseq_file: P
 @pytest.mark.parametrize(
     ("task", "added", "flags"),
     [
-        ({"langs": "en,de", "decoder_langtok": True}, ["__en__", "__de__"], "--langs, --decoder-langtok"),
+        (
+            {"langs": "en,de", "decoder_langtok": True},
+            ["__en__", "__de__"],
+            "--langs, --decoder-langtok",
+        ),
         ({"langs": ["en", "de"], "lang_tok_style": "mbart"}, ["[en]", "[de]", "<mask>"], "--langs"),
         (
             {"langs": "en", "task": None, "_name": "translation_from_pretrained_bart"},
@@ -181,10 +207,16 @@ def test_fairseq_task_of_many_languages_adds_tokens(
     found = fairseq.from_fairseq(model_file)
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     assert found.tokenizer.convert_ids_to_tokens([*range(sizes[0])]) == [*special, "a", *added]
-    assert found.target_tokenizer.convert_ids_to_tokens([*range(sizes[0])]) == [*special, "b", *added]
+    assert found.target_tokenizer.convert_ids_to_tokens([*range(sizes[0])]) == [
+        *special,
+        "b",
+        *added,
+    ]
     notes = [note for note in found.notes if note != PRETOKENIZED]
     assert notes == (
-        [f"its task adds tokens of languages to the text ({flags}), the tokenizer does not"] if shared else []
+        [f"its task adds tokens of languages to the text ({flags}), the tokenizer does not"]
+        if shared
+        else []
     )
 
 
@@ -215,7 +247,9 @@ def test_joeynmt_checkpoint_is_the_best_or_the_only_one(joey: Path) -> None:
     assert_fields(joeynmt.from_joeynmt(other).model.config, vocab_size=7)
     assert joeynmt.from_joeynmt(joey).tokenizer is not None
     best.unlink()
-    assert "no best.ckpt and 2 other checkpoints; name the file" in error_of(joeynmt.from_joeynmt, joey)
+    assert "no best.ckpt and 2 other checkpoints; name the file" in error_of(
+        joeynmt.from_joeynmt, joey
+    )
     (joey / "500.ckpt").unlink()
     assert joeynmt.from_joeynmt(joey).tokenizer is not None
     other.unlink()
@@ -245,7 +279,11 @@ def test_joeynmt_vocabulary_starts_with_the_special_symbols_each_once(tmp_path: 
     )
     write_joeynmt(
         tmp_path,
-        data__special_symbols={"unk_token": "UNK", "sep_token": "<sep>", "lang_tags": ["<2de>", "<2en>"]},
+        data__special_symbols={
+            "unk_token": "UNK",
+            "sep_token": "<sep>",
+            "lang_tags": ["<2de>", "<2en>"],
+        },
     )
     for side, word in (("src", "a"), ("trg", "b")):
         (tmp_path / f"{side}_vocab.txt").write_text(f"UNK\n<pad>\n{word}\n<2de>\n<sep>\n")
@@ -273,7 +311,9 @@ def test_joeynmt_vocabulary_starts_with_the_special_symbols_each_once(tmp_path: 
         ({"data__trg__tokenizer_cfg": {"pretokenizer": "none"}}, False),
     ],
 )
-def test_joeynmt_text_is_raw_if_it_is_split_at_white_space_only(changes: dict, is_tokenized: bool, joey: Path) -> None:
+def test_joeynmt_text_is_raw_if_it_is_split_at_white_space_only(
+    changes: dict, is_tokenized: bool, joey: Path
+) -> None:
     write_joeynmt(joey, **changes)
     assert (PRETOKENIZED in joeynmt.from_joeynmt(joey).notes) is is_tokenized
 
@@ -301,7 +341,11 @@ def test_joeynmt_sentencepiece_takes_raw_text_if_nothing_else_changes_it(
     pieces = train_sentencepiece(tmp_path / "sp.model", SOURCES + TARGETS)
     tokens = [piece for piece in pieces if piece not in joeynmt_files.SPECIAL]
     size = len(tokens) + 4
-    spm = {"level": "bpe", "tokenizer_type": "sentencepiece", "tokenizer_cfg": {"model_file": "/x/sp.model"}}
+    spm = {
+        "level": "bpe",
+        "tokenizer_type": "sentencepiece",
+        "tokenizer_cfg": {"model_file": "/x/sp.model"},
+    }
     joeynmt_files.save(tmp_path, joeynmt_files.weights((size, size)), (tokens, tokens))
     for changed in ("src", "trg"):  # a tokenizer of both sides is raw only if both are
         sections = {"data__src": spm, "data__trg": spm}
@@ -312,7 +356,9 @@ def test_joeynmt_sentencepiece_takes_raw_text_if_nothing_else_changes_it(
 
 
 @pytest.mark.parametrize(("lacks", "is_raw"), [("d", True), ("longest", False)])
-def test_joeynmt_vocabulary_may_lack_single_characters(lacks: str, is_raw: bool, tmp_path: Path) -> None:
+def test_joeynmt_vocabulary_may_lack_single_characters(
+    lacks: str, is_raw: bool, tmp_path: Path
+) -> None:
     """JoeyNMT never splits text into a longer piece that its vocabulary lacks."""
     pieces = train_sentencepiece(tmp_path / "sp.model", SOURCES + TARGETS)
     tokens = [piece for piece in pieces if piece not in joeynmt_files.SPECIAL]
@@ -341,9 +387,15 @@ def test_joeynmt_section_that_is_missing_is_named(joey: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model__encoder__hidden_size": 16}, r"model.hidden_size: encoder and decoder have 16 and 12; here both"),
+        (
+            {"model__encoder__hidden_size": 16},
+            r"model.hidden_size: encoder and decoder have 16 and 12; here both",
+        ),
         ({"model__encoder__alpha": 0.9}, r"encoder.alpha=0.9: §3.1"),
-        ({"model__encoder__layer_norm": "mid", "model__decoder__layer_norm": "mid"}, "layer_norm=mid"),
+        (
+            {"model__encoder__layer_norm": "mid", "model__decoder__layer_norm": "mid"},
+            "layer_norm=mid",
+        ),
         ({"model__encoder__type": None}, r"encoder.type=None"),
     ],
 )
@@ -364,7 +416,9 @@ def test_joeynmt_stacks_that_differ_are_refused(changes: dict, message: str, joe
 )
 def test_joeynmt_options_that_say_the_same_are_accepted(changes: dict, joey: Path) -> None:
     write_joeynmt(joey, **changes)
-    assert_fields(joeynmt.from_joeynmt(joey).model.config, layer_norm_position="post", scale_embedding=True)
+    assert_fields(
+        joeynmt.from_joeynmt(joey).model.config, layer_norm_position="post", scale_embedding=True
+    )
 
 
 @pytest.fixture
@@ -433,7 +487,9 @@ def test_marian_places_its_normalisations(
 ) -> None:
     arrays = marian_files.weights((9, 9))
     if position == "pre":
-        arrays = {f"{name}_pre" if "_ln_" in name else name: array for name, array in arrays.items()}
+        arrays = {
+            f"{name}_pre" if "_ln_" in name else name: array for name, array in arrays.items()
+        }
         for stack in ("encoder", "decoder"):
             for part in ("scale", "bias"):
                 arrays[f"{stack}_top_ln_{part}"] = np.ones((1, D), dtype=np.float32)
@@ -448,19 +504,26 @@ def test_marian_places_its_normalisations(
     if position is None:
         spelt = f"--transformer-preprocess={preprocess}, --transformer-postprocess={postprocess}"
         message = error_of(marian_npz.from_marian_npz, file)
-        assert f"model.npz: {spelt}, --transformer-postprocess-top={top}: such a model is neither" in message
+        assert (
+            f"model.npz: {spelt}, --transformer-postprocess-top={top}: such a model is neither"
+            in message
+        )
     else:
         found = marian_npz.from_marian_npz(file)
         assert_fields(found.model.config, layer_norm_position=position)
         assert (marian_npz.PRE_NORM_NOTE in found.notes) is (position == "pre")
 
 
-def test_marian_vocabularies_are_in_the_folder_of_the_model(marian_file: Path, tmp_path: Path) -> None:
+def test_marian_vocabularies_are_in_the_folder_of_the_model(
+    marian_file: Path, tmp_path: Path
+) -> None:
     def notes_and_tokens(names: list[str]) -> tuple[list[str], list[str] | None]:
         marian_files.save(marian_file, marian_files.weights((9, 9)), vocabs=names)
         found = marian_npz.from_marian_npz(marian_file)
         tokenizer = found.target_tokenizer
-        return found.notes, None if tokenizer is None else tokenizer.convert_ids_to_tokens([*range(10)])
+        return found.notes, None if tokenizer is None else tokenizer.convert_ids_to_tokens(
+            [*range(10)]
+        )
 
     write_marian_vocabulary(tmp_path / "a.yml")
     write_marian_vocabulary(tmp_path / "b.yml", ["</s>", "<unk>", *"tuvwxyz"])
@@ -475,9 +538,17 @@ def test_marian_vocabularies_are_in_the_folder_of_the_model(marian_file: Path, t
     ("source", "target", "message"),
     [
         (["<unk>", "</s>", *"abcdefg"], ["<unk>", "</s>", *"tuvwxyz"], None),
-        (MARIAN_TOKENS, ["<unk>", "</s>", *"abcdefg"], "</s> has to be in both vocabularies, with one id"),
+        (
+            MARIAN_TOKENS,
+            ["<unk>", "</s>", *"abcdefg"],
+            "</s> has to be in both vocabularies, with one id",
+        ),
         (MARIAN_TOKENS, ["</s>", *"abcdefgh"], "<unk> has to be in both vocabularies"),
-        (["<pad>" if token == "c" else token for token in MARIAN_TOKENS], MARIAN_TOKENS, "<pad> is a token"),
+        (
+            ["<pad>" if token == "c" else token for token in MARIAN_TOKENS],
+            MARIAN_TOKENS,
+            "<pad> is a token",
+        ),
     ],
 )
 def test_marian_special_tokens_have_one_id(
@@ -500,7 +571,9 @@ def test_marian_rows_without_a_token_are_named(tmp_path: Path) -> None:
     marian_files.save(file, marian_files.weights((9, 12), "none"))
     vocabularies = {
         "source_vocabulary": write_marian_vocabulary(tmp_path / "a.yml"),
-        "target_vocabulary": write_marian_vocabulary(tmp_path / "b.yml", [*MARIAN_TOKENS, "h", "i"]),
+        "target_vocabulary": write_marian_vocabulary(
+            tmp_path / "b.yml", [*MARIAN_TOKENS, "h", "i"]
+        ),
     }
     found = marian_npz.from_marian_npz(file, **vocabularies)
     unused = [f"<unused_{number}>" for number in (9, 10, 11)]
@@ -514,13 +587,17 @@ def test_marian_rows_without_a_token_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".yml", ".yaml", ".json", ".txt", ".vocab"])
-def test_marian_vocabulary_is_yaml_or_a_token_a_line(suffix: str, marian_file: Path, tmp_path: Path) -> None:
+def test_marian_vocabulary_is_yaml_or_a_token_a_line(
+    suffix: str, marian_file: Path, tmp_path: Path
+) -> None:
     file = tmp_path / f"v{suffix}"
     write_marian_vocabulary(file)
     if suffix in (".txt", ".vocab"):
         file.write_text("\n".join(MARIAN_TOKENS) + "\n")
     elif suffix == ".json":
-        file.write_text(str({token: number for number, token in enumerate(MARIAN_TOKENS)}).replace("'", '"'))
+        file.write_text(
+            str({token: number for number, token in enumerate(MARIAN_TOKENS)}).replace("'", '"')
+        )
     found = marian_npz.from_marian_npz(marian_file, source_vocabulary=file).tokenizer
     assert found.convert_ids_to_tokens([*range(9)]) == MARIAN_TOKENS
 
@@ -536,7 +613,9 @@ def test_marian_vocabulary_is_yaml_or_a_token_a_line(suffix: str, marian_file: P
         ("objects", "it holds Python objects; nothing of it was run"),
     ],
 )
-def test_marian_arrays_that_are_missing_or_of_another_kind_are_named(kind: str, message: str, tmp_path: Path) -> None:
+def test_marian_arrays_that_are_missing_or_of_another_kind_are_named(
+    kind: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "model.npz"
     arrays = marian_files.weights((9, 9))
     if kind == "integers":
@@ -586,7 +665,9 @@ def test_marian_arrays_are_up_to_ten_times_as_large_as_the_file(
     assert message in error_of(marian_npz.from_marian_npz, marian_file)
 
 
-def test_opennmt_and_eole_name_the_transforms_that_are_not_applied(model_file: Path, tmp_path: Path) -> None:
+def test_opennmt_and_eole_name_the_transforms_that_are_not_applied(
+    model_file: Path, tmp_path: Path
+) -> None:
     tokens = [*opennmt_files.SPECIAL, *"abcd"]
     vocab = {"src": tokens, "tgt": tokens}
     transforms = ["filtertoolong", "suffix", "bpe", "prefix"]
@@ -626,7 +707,9 @@ def test_opennmt_and_eole_name_the_transforms_that_are_not_applied(model_file: P
         ({"decoder_start_token": "</s>"}, None),
     ],
 )
-def test_opennmt_vocabularies_have_the_special_tokens(changes: dict, message: str | None, model_file: Path) -> None:
+def test_opennmt_vocabularies_have_the_special_tokens(
+    changes: dict, message: str | None, model_file: Path
+) -> None:
     special = opennmt_files.SPECIAL
     vocab = {
         "src": [*special, *"abcd"],
@@ -639,7 +722,9 @@ def test_opennmt_vocabularies_have_the_special_tokens(changes: dict, message: st
         return
     start = {"": 0, "</s>": 3}.get(changes.get("decoder_start_token"), 2)
     found = opennmt.from_opennmt(model_file)
-    assert_fields(found.model.generation_config, decoder_start_token_id=start, eos_token_id=3, pad_token_id=1)
+    assert_fields(
+        found.model.generation_config, decoder_start_token_id=start, eos_token_id=3, pad_token_id=1
+    )
     assert found.tokenizer.pad_token_id == 1
     assert SEQUENCES not in found.notes
 
@@ -655,7 +740,9 @@ def test_opennmt_state_without_its_parts_is_refused(model_file: Path) -> None:
         [whole],
     ):
         torch.save(state, model_file)
-        assert "'model', 'generator' and 'opt' are needed" in error_of(opennmt.from_opennmt, model_file)
+        assert "'model', 'generator' and 'opt' are needed" in error_of(
+            opennmt.from_opennmt, model_file
+        )
 
 
 @pytest.mark.parametrize(
@@ -670,7 +757,9 @@ def test_opennmt_state_without_its_parts_is_refused(model_file: Path) -> None:
         [1, 2],
     ],
 )
-def test_opennmt_checkpoint_without_vocabularies_has_no_tokenizer(vocab: Any, model_file: Path) -> None:
+def test_opennmt_checkpoint_without_vocabularies_has_no_tokenizer(
+    vocab: Any, model_file: Path
+) -> None:
     opennmt_files.save(model_file, *opennmt_files.weights((8, 8)), vocab)
     found = opennmt.from_opennmt(model_file)
     assert found.tokenizer is None
@@ -686,7 +775,9 @@ def test_opennmt_checkpoint_without_vocabularies_has_no_tokenizer(vocab: Any, mo
         (lambda vocabulary: (*[0] * 1000, vocabulary), False),
     ],
 )
-def test_opennmt_vocabulary_is_near_the_root_of_its_field(wrap: Any, is_found: bool, model_file: Path) -> None:
+def test_opennmt_vocabulary_is_near_the_root_of_its_field(
+    wrap: Any, is_found: bool, model_file: Path
+) -> None:
     tokens = [*opennmt_files.SPECIAL, *"abcd"]
     vocab = {"src": wrap({"itos": tokens}), "tgt": tokens}
     opennmt_files.save(model_file, *opennmt_files.weights((8, 8)), vocab)
@@ -702,7 +793,11 @@ def nested(value: object, depth: int) -> object:
 
 def test_eole_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
     eole_files.save(tmp_path, eole_files.weights())
-    for name in ("vocab.json", "model.00.safetensors", "config.json"):  # the first that is missing is named
+    for name in (
+        "vocab.json",
+        "model.00.safetensors",
+        "config.json",
+    ):  # the first that is missing is named
         (tmp_path / name).unlink()
         assert f"{tmp_path / name}: no such file" in error_of(eole.from_eole, tmp_path)
     (tmp_path / "config.json").write_text('{"training": {}}')
@@ -715,13 +810,24 @@ def test_eole_folder_without_its_parts_is_refused(tmp_path: Path) -> None:
         ({"decoder.norm_eps": 1e-6}, "norm_eps"),
         ({"decoder.mlp_activation_fn": "gelu"}, "mlp_activation_fn"),
         ({"encoder.head_dim": 2}, "head_dim"),
-        ({"encoder.norm_eps": 1e-5, "decoder.mlp_activation_fn": "relu", "decoder.head_dim": None}, None),
+        (
+            {
+                "encoder.norm_eps": 1e-5,
+                "decoder.mlp_activation_fn": "relu",
+                "decoder.head_dim": None,
+            },
+            None,
+        ),
     ],
 )
-def test_eole_stacks_that_differ_are_refused(changes: dict, message: str | None, tmp_path: Path) -> None:
+def test_eole_stacks_that_differ_are_refused(
+    changes: dict, message: str | None, tmp_path: Path
+) -> None:
     eole_files.save(tmp_path, eole_files.weights(), changes)
     if message is None:
         eole.from_eole(tmp_path)
     else:
         error = error_of(eole.from_eole, tmp_path)
-        assert re.search(f"encoder.{message}=.*decoder.{message}=.*both stacks have the same", error)
+        assert re.search(
+            f"encoder.{message}=.*decoder.{message}=.*both stacks have the same", error
+        )

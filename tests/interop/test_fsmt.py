@@ -33,7 +33,9 @@ PEER = f"`FSMTForConditionalGeneration`, {installed('transformers')}"
     ],
     ids=["two vocabularies", "all tied", "gelu"],
 )
-def test_fsmt_folder_gives_its_logits(fields: dict, tmp_path: Path, record_property: Record) -> None:
+def test_fsmt_folder_gives_its_logits(
+    fields: dict, tmp_path: Path, record_property: Record
+) -> None:
     theirs = write_fsmt_folder(tmp_path / "fsmt", **fields)
     ours, _, _ = converted("fsmt", tmp_path / "fsmt", tmp_path / "ours")
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
@@ -51,7 +53,9 @@ def test_fsmt_folder_gives_its_ids_and_text(tmp_path: Path, record_property: Rec
     assert (batch["input_ids"] == tokenizer.unk_token_id).any()
     written = ours.generate(**batch, num_beams=1)
     with torch.no_grad():
-        best = theirs(**expected, decoder_input_ids=written[:, :-1], use_cache=False).logits.argmax(-1)
+        best = theirs(**expected, decoder_input_ids=written[:, :-1], use_cache=False).logits.argmax(
+            -1
+        )
     # the last token is the forced end-of-sentence token
     assert best[:, :-1].tolist() == written[:, 1:-1].tolist()
     assert written.shape[1] == 15
@@ -78,7 +82,12 @@ def test_fsmt_special_ids_that_differ_are_refused(tmp_path: Path) -> None:
     write_fsmt_folder(tmp_path / "fsmt")
     file = tmp_path / "fsmt" / "vocab-tgt.json"
     words = list(json.loads(file.read_text()))[len(SPECIAL) :]
-    ids = {token: number for number, token in enumerate(["<s>", words[0], "<pad>", "</s>", "<unk>", *words[1:]])}
+    ids = {
+        token: number
+        for number, token in enumerate(["<s>", words[0], "<pad>", "</s>", "<unk>", *words[1:]])
+    }
     file.write_text(json.dumps(ids))
-    assert FSMTTokenizer.from_pretrained(tmp_path / "fsmt").decode([1], skip_special_tokens=True) == ""
+    assert (
+        FSMTTokenizer.from_pretrained(tmp_path / "fsmt").decode([1], skip_special_tokens=True) == ""
+    )
     assert "vocab-tgt.json" in error_of(converted, "fsmt", tmp_path / "fsmt", tmp_path / "ours")

@@ -17,7 +17,16 @@ from hf_vanilla_transformer.interop import transformers_js
 from hf_vanilla_transformer.interop.joint_tokenizer import SourceIds
 from hf_vanilla_transformer.interop.transformers_js import _Decoder, _Encoder, _merge, make_graphs
 from tests.interop.exports import require_onnx, write_model
-from tests.model_helpers import EOS, PAD, assert_near, error_of, padded, sentences, tiny_config, tiny_model
+from tests.model_helpers import (
+    EOS,
+    PAD,
+    assert_near,
+    error_of,
+    padded,
+    sentences,
+    tiny_config,
+    tiny_model,
+)
 
 LENGTHS = [5, 3]  # of the sources
 
@@ -94,7 +103,9 @@ def test_translation_ends_after_the_most_tokens(settings, longest):
 def test_traced_inputs_differ_in_each_dynamic_size(monkeypatch):
     """torch.export would take equal sizes for one, and one tensor for one input."""
     traced = []
-    monkeypatch.setattr(programs, "export_module", lambda *arguments: traced.append(arguments) or len(traced))
+    monkeypatch.setattr(
+        programs, "export_module", lambda *arguments: traced.append(arguments) or len(traced)
+    )
     config = tiny_config(head_dim=3, value_head_dim=5)
     assert programs.export_pair(config, "encoder", "decoder") == (1, 2)
     (encoder, encoder_inputs, encoder_shapes), (decoder, inputs, shapes) = traced
@@ -104,7 +115,9 @@ def test_traced_inputs_differ_in_each_dynamic_size(monkeypatch):
     assert [list(part.shape) for part in past] == [[3, 4, 5, width] for width in (3, 5, 3, 5)]
     sizes = {}
     tensors = [*encoder_inputs, target, mask, *source, *past]
-    for tensor, axes in zip(tensors, [*encoder_shapes, *shapes[:2], *chain(*shapes[2:])], strict=True):
+    for tensor, axes in zip(
+        tensors, [*encoder_shapes, *shapes[:2], *chain(*shapes[2:])], strict=True
+    ):
         for axis, name in axes.items():
             sizes.setdefault(name.__name__, set()).add(tensor.shape[axis])
     assert sizes == {"batch": {3}, "source": {4}, "target": {2}, "past": {5}}
@@ -169,7 +182,9 @@ def test_graphs_have_the_names_of_optimum(monkeypatch):
         "decoder_model_merged": "decoder",
     }
     assert projected == [("decoder", "projections")]
-    encoder_caches, decoder_caches = ([cache.format(stack) for cache in CACHES] for stack in ("encoder", "decoder"))
+    encoder_caches, decoder_caches = (
+        [cache.format(stack) for cache in CACHES] for stack in ("encoder", "decoder")
+    )
     assert sorted(converted) == [
         (
             "decoder",
@@ -196,7 +211,12 @@ def test_graphs_have_the_names_of_optimum(monkeypatch):
             ],
             "gelu",
         ),
-        ("projections", ["encoder_hidden_states"], [f"present.{cache}" for cache in encoder_caches], "gelu"),
+        (
+            "projections",
+            ["encoder_hidden_states"],
+            [f"present.{cache}" for cache in encoder_caches],
+            "gelu",
+        ),
     ]
 
 
@@ -214,7 +234,14 @@ def small_graphs(ir):
         weight = ir.Value(name="number", type=given.type, shape=ir.Shape([1]), const_value=number)
         node = ir.Node("", kind, [given, weight], outputs=[outputs])
         inputs = [given]
-        return ir.Graph(inputs, [outputs], nodes=[node], initializers=[weight], opset_imports={"": 18}, name=kind)
+        return ir.Graph(
+            inputs,
+            [outputs],
+            nodes=[node],
+            initializers=[weight],
+            opset_imports={"": 18},
+            name=kind,
+        )
 
     past = value("past_key_values.0.encoder.key", "batch_size", 1, "encoder_sequence_length", 2)
     decoder = graph("Add", past, 1.0, value("logits", "batch_size", 1, "n", 2))
@@ -238,7 +265,12 @@ def test_first_step_projects_the_source_and_others_read_the_cache(tmp_path):
     ]
     assert [value.name for value in decoder.outputs] == ["logits", "present.0.encoder.key"]
     # optimum's name of the length, which is 0 at the first step
-    assert [str(size) for size in decoder.inputs[1].shape] == ["batch_size", "1", "encoder_sequence_length_out", "2"]
+    assert [str(size) for size in decoder.inputs[1].shape] == [
+        "batch_size",
+        "1",
+        "encoder_sequence_length_out",
+        "2",
+    ]
     assert list(decoder.inputs[2].shape) == [1]
     ir.save(ir.Model(decoder, ir_version=9), tmp_path / "merged.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "merged.onnx"))
@@ -263,9 +295,15 @@ def test_graphs_are_saved_in_each_dtype(tmp_path):
     import onnx_ir as ir
 
     numbers = ir.tensor(torch.randn(64, 64).numpy(), name="weight")
-    weight = ir.Value(name="weight", type=ir.TensorType(numbers.dtype), shape=ir.Shape([64, 64]), const_value=numbers)
+    weight = ir.Value(
+        name="weight",
+        type=ir.TensorType(numbers.dtype),
+        shape=ir.Shape([64, 64]),
+        const_value=numbers,
+    )
     given, output = (
-        ir.Value(name=name, type=ir.TensorType(numbers.dtype), shape=ir.Shape([2, 64])) for name in ("x", "y")
+        ir.Value(name=name, type=ir.TensorType(numbers.dtype), shape=ir.Shape([2, 64]))
+        for name in ("x", "y")
     )
     turned = ir.Node("", "Transpose", [weight], [ir.AttrInt64s("perm", [1, 0])])
     product = ir.Node("", "MatMul", [given, turned.outputs[0]], outputs=[output])
@@ -278,9 +316,15 @@ def test_graphs_are_saved_in_each_dtype(tmp_path):
         name="product",
     )
     graphs = {"encoder_model": ir.Model(graph, ir_version=9)}
-    sizes = {dtype: transformers_js._save(graphs, tmp_path, dtype) for dtype in transformers_js.DTYPES}
+    sizes = {
+        dtype: transformers_js._save(graphs, tmp_path, dtype) for dtype in transformers_js.DTYPES
+    }
     files = {"fp32": "encoder_model", "q8": "encoder_model_quantized", "fp16": "encoder_model_fp16"}
-    kinds = {"fp32": onnx.TensorProto.FLOAT, "q8": onnx.TensorProto.INT8, "fp16": onnx.TensorProto.FLOAT16}
+    kinds = {
+        "fp32": onnx.TensorProto.FLOAT,
+        "q8": onnx.TensorProto.INT8,
+        "fp16": onnx.TensorProto.FLOAT16,
+    }
     for dtype, file in files.items():
         path = tmp_path / f"{file}.onnx"
         assert sizes[dtype] == path.stat().st_size
@@ -289,9 +333,15 @@ def test_graphs_are_saved_in_each_dtype(tmp_path):
         assert of_matrix == {kinds[dtype]}
         has_transpose = any(node.op_type == "Transpose" for node in stored.node)
         assert has_transpose is (dtype == "fp32")  # the quantiser expects plain weights
-    scales = [each for each in onnx.load(tmp_path / "encoder_model_quantized.onnx").graph.initializer]
-    assert [64] in [list(each.dims) for each in scales if each.data_type == onnx.TensorProto.FLOAT]  # per channel
-    assert {value.type.tensor_type.elem_type for value in onnx.load(path).graph.input} == {onnx.TensorProto.FLOAT}
+    scales = [
+        each for each in onnx.load(tmp_path / "encoder_model_quantized.onnx").graph.initializer
+    ]
+    assert [64] in [
+        list(each.dims) for each in scales if each.data_type == onnx.TensorProto.FLOAT
+    ]  # per channel
+    assert {value.type.tensor_type.elem_type for value in onnx.load(path).graph.input} == {
+        onnx.TensorProto.FLOAT
+    }
 
 
 def test_folder_has_the_files_of_the_library(tmp_path, monkeypatch):
@@ -302,14 +352,23 @@ def test_folder_has_the_files_of_the_library(tmp_path, monkeypatch):
         saved.append((graphs, folder, dtype))
         return len(saved)
 
-    monkeypatch.setattr(transformers_js, "make_graphs", lambda model, ids: ("graphs", ids.vocab_size))
+    monkeypatch.setattr(
+        transformers_js, "make_graphs", lambda model, ids: ("graphs", ids.vocab_size)
+    )
     monkeypatch.setattr(transformers_js, "_save", save)
     model = write_model(tmp_path / "model")
     out = tmp_path / "new" / "out"
     assert transformers_js.write(model, tmp_path / "model", out) == {"fp32": 1, "q8": 2}
     assert saved == [(("graphs", 320), out / "onnx", dtype) for dtype in ("fp32", "q8")]
-    content = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.is_file()}
-    assert content.keys() == {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    content = {
+        path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.is_file()
+    }
+    assert content.keys() == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     for name, text in content.items():
         assert text.endswith("}\n")
         assert text.isascii() is (name != "tokenizer.json")  # its bytes are letters

@@ -145,7 +145,9 @@ def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, compared: Compare)
         given["model"][stack] |= {"activation": "gelu", "embeddings": {"embedding_dim": D}}
     save(tmp_path, model, given=given)
     (tmp_path / "best.ckpt").rename(tmp_path / "500.ckpt")
-    compared(PEER, "joeynmt", tmp_path / "500.ckpt", restated(model, activation="gelu", scale=False))
+    compared(
+        PEER, "joeynmt", tmp_path / "500.ckpt", restated(model, activation="gelu", scale=False)
+    )
 
 
 def test_joeynmt_search_options(tmp_path: Path) -> None:
@@ -202,7 +204,9 @@ def joeynmt_search(
 
 @pytest.mark.parametrize(("beams", "longest"), [(12, 7), (30, 5)])
 @pytest.mark.parametrize("alpha", [-1.0, 0.6, 2.0])
-def test_joeynmt_gives_the_hypotheses_of_its_search(alpha: float, beams: int, longest: int, tmp_path: Path) -> None:
+def test_joeynmt_gives_the_hypotheses_of_its_search(
+    alpha: float, beams: int, longest: int, tmp_path: Path
+) -> None:
     model = weights((23, 29))
     # hypotheses of many lengths: a bias of the last normalisation makes the end probable
     bias = model["decoder.layers.0.feed_forward.layer_norm.bias"]
@@ -234,7 +238,9 @@ def test_joeynmt_gives_the_hypotheses_of_its_search(alpha: float, beams: int, lo
         found = generate()
         rows = [[token for token in row[1:].tolist() if token != PAD] for row in found.sequences]
         assert rows == [tokens for _, tokens in expected]
-        assert found.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
+        assert found.sequences_scores.tolist() == pytest.approx(
+            [score for score, _ in expected], abs=1e-4
+        )
         ours.generation_config.beam_search_rule = None
         of_paper += generate().sequences.tolist() == found.sequences.tolist()
         ours.generation_config.beam_search_rule = "joeynmt"

@@ -34,12 +34,16 @@ def test_joint_tokenizer_encodes_as_the_source_and_decodes_as_the_target(
     tmp_path: Path,
 ) -> None:
     source, target = write_two_tokenizers(tmp_path)
-    config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
+    config = tiny_config(
+        vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False
+    )
     content, settings, ids = joint_tokenizer(source, target, config)
     joint = backend(content)
     for text in TEXTS:
         encoded = joint.encode(text)
-        if "</s>" not in text:  # which tokenizers takes for the special token where only tokenizer.json is known
+        if (
+            "</s>" not in text
+        ):  # which tokenizers takes for the special token where only tokenizer.json is known
             assert ids.to_model(torch.tensor(encoded.ids)).tolist() == source(text)["input_ids"]
         assert joint.decode(target(text)["input_ids"]) == text
     assert ids.vocab_size == 330 + 310
@@ -73,7 +77,11 @@ EMOJI = [
     " a\u00a0 \u3000b…",
     "мир 한국어",
 ]
-_PAIRS = [(side, kind) for side in ("joint", "separate") for kind in ({}, {"byte_fallback": True, "vocab_size": 340})]
+_PAIRS = [
+    (side, kind)
+    for side in ("joint", "separate")
+    for kind in ({}, {"byte_fallback": True, "vocab_size": 340})
+]
 
 
 @pytest.mark.parametrize(("vocabularies", "settings"), _PAIRS, ids=str)
@@ -81,13 +89,17 @@ def test_marian_tokenizer_gets_a_tokenizer_json_of_the_same_tokens(
     vocabularies: str, settings: dict, tmp_path: Path
 ) -> None:
     """Some pieces have no id, and the target has tokens of characters that are unknown to the source's model."""
-    tokenizer = write_marian_tokenizer(tmp_path, (SOURCES, TARGETS), vocabularies == "separate", **settings)
+    tokenizer = write_marian_tokenizer(
+        tmp_path, (SOURCES, TARGETS), vocabularies == "separate", **settings
+    )
     assert_same_tokens(tokenizer, [*SOURCES, *TARGETS, *UNSEEN, *EMOJI])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("languages", [("en", "de"), ("cs", "fr")])
-def test_marian_tokenizer_json_is_exact_on_10_000_lines(languages: tuple[str, str], tmp_path: Path) -> None:
+def test_marian_tokenizer_json_is_exact_on_10_000_lines(
+    languages: tuple[str, str], tmp_path: Path
+) -> None:
     folder = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
     if not folder.is_dir():
         pytest.skip("needs ../shared/data/multi30k")
@@ -102,7 +114,9 @@ def test_marian_tokenizer_json_is_exact_on_10_000_lines(languages: tuple[str, st
     assert_same_tokens(tokenizer, lines + strange)
 
 
-def write_marian_tokenizer(folder: Path, texts: tuple, separate: bool = False, **settings: Any) -> MarianTokenizer:
+def write_marian_tokenizer(
+    folder: Path, texts: tuple, separate: bool = False, **settings: Any
+) -> MarianTokenizer:
     pieces = [
         train_sentencepiece(folder / f"{side}.spm", lines, **settings)
         for side, lines in zip(("source", "target"), texts, strict=True)
@@ -118,17 +132,24 @@ def write_marian_tokenizer(folder: Path, texts: tuple, separate: bool = False, *
         files[name] = str(folder / f"{name}.json")
         fill = [f"<fill{number}>" for number in range(max(map(len, sides)) - len(side))]
         tokens = ["</s>", "<unk>", ">>de<<", *side, *fill, "<pad>"]
-        Path(files[name]).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        Path(files[name]).write_text(
+            json.dumps({token: number for number, token in enumerate(tokens)})
+        )
     return MarianTokenizer(**files, separate_vocabs=separate)
 
 
 def assert_same_tokens(tokenizer: MarianTokenizer, lines: list[str]) -> None:
     size = len(tokenizer)
-    content, _, ids = joint_tokenizer(tokenizer, tokenizer, tiny_config(vocab_size=size, decoder_vocab_size=size))
+    content, _, ids = joint_tokenizer(
+        tokenizer, tokenizer, tiny_config(vocab_size=size, decoder_vocab_size=size)
+    )
     joint = backend(content)
     generator = torch.Generator().manual_seed(0)
     for line in lines:
-        assert ids.to_model(torch.tensor(joint.encode(line).ids)).tolist() == tokenizer(line)["input_ids"], line
+        assert (
+            ids.to_model(torch.tensor(joint.encode(line).ids)).tolist()
+            == tokenizer(line)["input_ids"]
+        ), line
         target = torch.randint(3, size, (9,), generator=generator).tolist()
         # a part of a character's bytes is read differently, and a control character is no space
         if not any(piece.startswith("<0x") for piece in tokenizer.convert_ids_to_tokens(target)):
@@ -140,7 +161,9 @@ def assert_same_tokens(tokenizer: MarianTokenizer, lines: list[str]) -> None:
 def test_special_tokens_with_different_ids_are_refused() -> None:
     source, target = (train_tokenizer(texts, vocab_size=300) for texts in (ENGLISH, GERMAN))
     source.add_special_tokens({"mask_token": "<mask>"})
-    config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
+    config = tiny_config(
+        vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False
+    )
     assert "'<mask>'" in error_of(joint_tokenizer, source, target, config)
 
 

@@ -69,7 +69,9 @@ NLLB = ["<s>", "<blank>", "</s>", "<unk>"]
         (opennmt.SPECIAL, None, 2),
     ],
 )
-def test_opennmt_start_token_is_kept(special: list[str], start: str | None, expected: int, tmp_path: Path) -> None:
+def test_opennmt_start_token_is_kept(
+    special: list[str], start: str | None, expected: int, tmp_path: Path
+) -> None:
     vocab = {
         "src": [*special, "a", "b"],
         "tgt": [*special, "c", "d", "e"],
@@ -78,7 +80,11 @@ def test_opennmt_start_token_is_kept(special: list[str], start: str | None, expe
     vocab |= {} if start is None else {"decoder_start_token": start}
     opennmt.save(tmp_path / "model.pt", *opennmt.weights((6, 7)), vocab)
     ours, _, _ = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
-    assert ours.config.decoder_start_token_id == ours.generation_config.decoder_start_token_id == expected
+    assert (
+        ours.config.decoder_start_token_id
+        == ours.generation_config.decoder_start_token_id
+        == expected
+    )
     assert ours.generate(torch.tensor([[4, 5]]))[0, 0] == expected
     opennmt.save(
         tmp_path / "model.pt",
@@ -95,7 +101,9 @@ def test_eole_bans_and_blocks_as_its_section_inference(tmp_path: Path) -> None:
         inference={"block_ngram_repeat": 2, "ban_unk_token": True, "beam_size": 2},
     )
     ours = from_eole(tmp_path).model
-    written = ours.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=9, min_new_tokens=6)[0, 1:].tolist()
+    written = ours.generate(torch.tensor([[4, 5, 6]]), max_new_tokens=9, min_new_tokens=6)[
+        0, 1:
+    ].tolist()
     pairs = list(zip(written, written[1:], strict=False))
     assert len(pairs) == len(set(pairs))
     assert 0 not in written
@@ -120,7 +128,9 @@ def test_transforms_that_change_text_are_named(source_format: str, tmp_path: Pat
 
 def notes_of_marian(folder: Path, **options: Any) -> list[str]:
     marian_npz.save(folder / "model.npz", marian_npz.weights((9, 9)))
-    (folder / "decoder.yml").write_text(json.dumps({name.replace("_", "-"): v for name, v in options.items()}))
+    (folder / "decoder.yml").write_text(
+        json.dumps({name.replace("_", "-"): v for name, v in options.items()})
+    )
     return from_marian_npz(folder).notes
 
 

@@ -40,13 +40,18 @@ def test_m2m100_folder_gives_its_ids_and_beams(tmp_path: Path, record_property: 
     options = {"source_language": "en", "target_language": "de"}
     ours, tokenizer, target = converted("m2m100", tmp_path / "m2m", tmp_path / "ours", **options)
     peer = M2M100Tokenizer.from_pretrained(tmp_path / "m2m", src_lang="en", tgt_lang="de")
-    batch, expected = (each(SOURCES, padding=True, return_tensors="pt") for each in (tokenizer, peer))
+    batch, expected = (
+        each(SOURCES, padding=True, return_tensors="pt") for each in (tokenizer, peer)
+    )
     assert batch["input_ids"].tolist() == expected["input_ids"].tolist()
     # the language is the first token of source and target
     assert batch["input_ids"][:, 0].tolist() == [peer.get_lang_id("en")] * len(SOURCES)
     assert target(text_target=TARGETS)["input_ids"] == peer(text_target=TARGETS)["input_ids"]
     written = ours.generate(**batch)
-    assert written.tolist() == theirs.generate(**expected, forced_bos_token_id=peer.get_lang_id("de")).tolist()
+    assert (
+        written.tolist()
+        == theirs.generate(**expected, forced_bos_token_id=peer.get_lang_id("de")).tolist()
+    )
     assert (written[:, 1] == peer.get_lang_id("de")).all()
     texts = target.batch_decode(written, skip_special_tokens=True)
     assert texts == peer.batch_decode(written, skip_special_tokens=True)
@@ -81,8 +86,12 @@ def test_nllb_folder_with_only_a_sentencepiece_model_has_its_ids(tmp_path: Path)
     (tmp_path / "nllb" / "vocab.json").unlink()
     file = tmp_path / "nllb" / "sentencepiece.bpe.model"
     size = len(train_sentencepiece(file, SOURCES + TARGETS, model_type="bpe"))
-    config = json.loads((tmp_path / "nllb" / "config.json").read_text()) | {"vocab_size": size + 204}
-    M2M100ForConditionalGeneration(M2M100Config.from_dict(config)).save_pretrained(tmp_path / "nllb")
+    config = json.loads((tmp_path / "nllb" / "config.json").read_text()) | {
+        "vocab_size": size + 204
+    }
+    M2M100ForConditionalGeneration(M2M100Config.from_dict(config)).save_pretrained(
+        tmp_path / "nllb"
+    )
     languages = {"source_language": "ace_Arab", "target_language": "zul_Latn"}
     ours, tokenizer, target = converted("m2m100", tmp_path / "nllb", tmp_path / "ours", **languages)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(file))
@@ -99,5 +108,7 @@ def test_m2m100_refuses_unknown_languages_and_tokenizers(tmp_path: Path) -> None
     for name in ("source_language", "target_language"):
         assert f"{name}=xx" in error_of(from_m2m100, tmp_path / "m2m", **{name: "xx"})
     file = tmp_path / "m2m" / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"})
+    )
     assert "tokenizer_class=LlamaTokenizer" in error_of(from_m2m100, tmp_path / "m2m")

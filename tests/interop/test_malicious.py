@@ -144,7 +144,9 @@ def test_malicious_joeynmt_options(name: str, value: Any, joey: tuple) -> None:
 )
 def test_malicious_fairseq_options(options: dict, tmp_path: Path) -> None:
     fairseq.save(tmp_path / "model.pt", fairseq.weights(9, 8), **options)
-    assert next(iter(options)).replace("_", "-") in refused("fairseq", tmp_path / "model.pt").replace("_", "-")
+    assert next(iter(options)).replace("_", "-") in refused(
+        "fairseq", tmp_path / "model.pt"
+    ).replace("_", "-")
 
 
 def test_malicious_fairseq_language_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -159,7 +161,9 @@ def test_malicious_fairseq_language_cannot_leave_the_folder(tmp_path: Path) -> N
     assert "without a tokenizer" in convert("fairseq", file, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["encoder.layers.3000000.fc1.bias", f"encoder.layers.{'9' * 5000}.fc1.bias"])
+@pytest.mark.parametrize(
+    "name", ["encoder.layers.3000000.fc1.bias", f"encoder.layers.{'9' * 5000}.fc1.bias"]
+)
 def test_malicious_layer_numbers(name: str, tmp_path: Path) -> None:
     model = fairseq.weights(9, 8) | {name: torch.ones(fairseq.FFN)}
     fairseq.save(tmp_path / "model.pt", model)
@@ -245,7 +249,9 @@ def test_malicious_npz(write: Callable[[], bytes], message: str, tmp_path: Path)
 def test_malicious_marian_vocabulary(content: str, tmp_path: Path) -> None:
     marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)))
     (tmp_path / "vocab.yml").write_text(content)
-    assert "vocab.yml" in refused("marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml")
+    assert "vocab.yml" in refused(
+        "marian-npz", tmp_path / "model.npz", source_vocabulary=tmp_path / "vocab.yml"
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +321,9 @@ def test_malicious_configuration_of_transformers(name, field, value, good, tmp_p
     refused(name, tmp_path / "in")
 
 
-def test_malicious_number_of_positions_allocates_no_table(good: dict[str, Path], tmp_path: Path) -> None:
+def test_malicious_number_of_positions_allocates_no_table(
+    good: dict[str, Path], tmp_path: Path
+) -> None:
     shutil.copytree(good["marian"], tmp_path / "in")
     set_fields(tmp_path / "in", {"max_position_embeddings": 50_000_000})
     convert("marian", tmp_path / "in", tmp_path / "out")
@@ -341,7 +349,9 @@ def test_malicious_number_of_positions_allocates_no_table(good: dict[str, Path],
         ("model.safetensors.index.json", '{"weight_map": [1]}'),
     ],
 )
-def test_malicious_files_of_an_opus_folder(file: str, content: str, good: dict[str, Path], tmp_path: Path) -> None:
+def test_malicious_files_of_an_opus_folder(
+    file: str, content: str, good: dict[str, Path], tmp_path: Path
+) -> None:
     shutil.copytree(good["marian"], tmp_path / "in")
     if "index" in file:
         (tmp_path / "in" / "model.safetensors").unlink()
@@ -372,7 +382,9 @@ def set_fields(folder: Path, fields: dict[str, Any]) -> None:
     ],
 )
 def test_malicious_model_folders_are_not_exported(fields, message, good, tmp_path):
-    error = not_exported("ctranslate2", good["ours"], tmp_path, lambda folder: set_fields(folder, fields))
+    error = not_exported(
+        "ctranslate2", good["ours"], tmp_path, lambda folder: set_fields(folder, fields)
+    )
     assert message in error
 
 
@@ -382,7 +394,10 @@ def test_malicious_model_folders_are_not_exported(fields, message, good, tmp_pat
         ("marian", "tokenizer.json", ""),
         ("marian", "tokenizer.json", "[" * 100_000),
         ("marian", "generation_config.json", '{"num_beams": "many"}'),
-        *((to, "generation_config.json", '{"bad_words_ids": [[99999]]}') for to in ("ctranslate2", "marian")),
+        *(
+            (to, "generation_config.json", '{"bad_words_ids": [[99999]]}')
+            for to in ("ctranslate2", "marian")
+        ),
     ],
 )
 def test_malicious_files_of_a_model_folder_are_not_exported(to, file, content, good, tmp_path):
@@ -410,7 +425,9 @@ def make_secret(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "vocab.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "generation_config.json", "vocab.json", "model.safetensors"]
+)
 @pytest.mark.parametrize("target", LINKS)
 def test_malicious_links(file: str, target: str, good: dict[str, Path], tmp_path: Path) -> None:
     """A file of a checkpoint that is a link: its target is neither awaited, nor shown, nor written to."""
@@ -434,10 +451,15 @@ def test_malicious_links_in_a_model_folder_are_not_exported(target, good, tmp_pa
     assert "tokenizer.json" in not_exported("marian", good["ours"], tmp_path, link)
 
 
-def test_malicious_links_in_an_output_folder_are_not_followed(good: dict[str, Path], tmp_path: Path) -> None:
+def test_malicious_links_in_an_output_folder_are_not_followed(
+    good: dict[str, Path], tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "outside.json").write_text("kept")
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "outside.json")
     convert("marian", good["marian"], tmp_path / "out", True)
     assert (tmp_path / "outside.json").read_text() == "kept"
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "vanilla_transformer"
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["model_type"]
+        == "vanilla_transformer"
+    )

@@ -44,7 +44,9 @@ def pairs_of(kind: str) -> list[tuple[str, str]]:
 
 
 def language_id(tokenizer: PreTrainedTokenizerBase, code: str) -> int:
-    return tokenizer.convert_tokens_to_ids(getattr(tokenizer, "lang_code_to_token", {}).get(code, code))
+    return tokenizer.convert_tokens_to_ids(
+        getattr(tokenizer, "lang_code_to_token", {}).get(code, code)
+    )
 
 
 @pytest.fixture(scope="module", params=["m2m100", "nllb", "nllb legacy"])
@@ -57,7 +59,9 @@ def folders(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
 
 
 @torch.no_grad()
-def test_logits_of_all_directions_are_those_of_transformers(folders: Any, record_property: Record) -> None:
+def test_logits_of_all_directions_are_those_of_transformers(
+    folders: Any, record_property: Record
+) -> None:
     kind, theirs, folder, output = folders
     ours = Translator.from_pretrained(output).models[0].eval()
     peer = AutoTokenizer.from_pretrained(folder)
@@ -66,7 +70,10 @@ def test_logits_of_all_directions_are_those_of_transformers(folders: Any, record
         peer.src_lang = source
         batch = peer(text, text_target=TARGETS[0], return_tensors="pt")
         ids = torch.tensor([[2, language_id(peer, target), *batch.pop("labels")[0].tolist()]])
-        expected, logits = (model(**batch, decoder_input_ids=ids, use_cache=False).logits for model in (theirs, ours))
+        expected, logits = (
+            model(**batch, decoder_input_ids=ids, use_cache=False).logits
+            for model in (theirs, ours)
+        )
         assert_near(logits, expected, 1e-5)
         largest = max(largest, (logits - expected).abs().max().item())
     record_property("logits", (PEER, largest))
@@ -98,13 +105,18 @@ def test_mixed_directions_have_the_tokens_of_transformers(
             },
             **{"return_dict_in_generate": True, "output_scores": True},
         )
-        rows = [row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:] for row in output.sequences.tolist()]
+        rows = [
+            row[1 : row.index(2, 1) + 1] if 2 in row[1:] else row[1:]
+            for row in output.sequences.tolist()
+        ]
         assert [one.tokens for one in hypotheses] == [readable_tokens(peer, row) for row in rows]
         assert [one.text for one in hypotheses] == peer.batch_decode(
             [row[1:] for row in rows], skip_special_tokens=True
         )
         if count > 1:  # the token of the language counts for the length penalty
-            assert [one.score for one in hypotheses] == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)
+            assert [one.score for one in hypotheses] == pytest.approx(
+                output.sequences_scores.tolist(), abs=1e-4
+            )
         lengths |= set(map(len, rows))
     assert count == 1 or len(lengths) > 1
     record_property("tokens", "its `generate` with `forced_bos_token_id`")
@@ -125,7 +137,9 @@ def test_pipeline_takes_the_languages_of_transformers(folders: Any) -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_path: Path) -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    ctranslate2 = pytest.importorskip(
+        "ctranslate2", reason="the extra `ctranslate2` is not installed"
+    )
     kind, _, _, output = folders
     assert "target_prefix" in export("ctranslate2", output, tmp_path / "exported")
     translator = Translator.from_pretrained(output, workers=1)
@@ -164,7 +178,8 @@ def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_p
     unended = [[token for token in best.tokens if token != "</s>"] for best, *_ in found]
     # rows of the embedding without a token
     named = [
-        ["<unk>" if token.startswith("<unused") else token for token in result.hypotheses[0]] for result in results
+        ["<unk>" if token.startswith("<unused") else token for token in result.hypotheses[0]]
+        for result in results
     ]
     assert unended == named
 
@@ -218,11 +233,17 @@ def test_opus_directions_are_marks_in_the_text(is_separate: bool, tmp_path: Path
     assert "target_lang" in error_of(lambda: list(translator.translate(lines)))
     if is_separate:
         assert translator.directions.pairs == [("eng", code) for code in codes[:4]]
-        list(translator.translate(lines[:1], source_lang="eng", target_lang="deu", max_new_tokens=2))
+        list(
+            translator.translate(lines[:1], source_lang="eng", target_lang="deu", max_new_tokens=2)
+        )
 
 
-@pytest.mark.parametrize(("codes", "language"), [(("deu",), None), (("cmn_Hans", "cmn_Hant"), "zh")])
-def test_opus_model_of_one_target_needs_no_mark(codes: Any, language: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("codes", "language"), [(("deu",), None), (("cmn_Hans", "cmn_Hant"), "zh")]
+)
+def test_opus_model_of_one_target_needs_no_mark(
+    codes: Any, language: str | None, tmp_path: Path
+) -> None:
     """opus-mt-en-zh has a token for each script. transformers translates text without one."""
     theirs = write_opus_folder(tmp_path / "theirs", codes=codes)
     peer = MarianTokenizer.from_pretrained(tmp_path / "theirs", target_lang=language)
@@ -234,4 +255,6 @@ def test_opus_model_of_one_target_needs_no_mark(codes: Any, language: str | None
         (f">>{codes[0]}<< {SOURCES[0]}", {"target_lang": codes[0]}),
     ):
         (ids,) = theirs.generate(**peer(text, return_tensors="pt"))
-        assert next(translator.translate([SOURCES[0]], **options)) == peer.decode(ids, skip_special_tokens=True)
+        assert next(translator.translate([SOURCES[0]], **options)) == peer.decode(
+            ids, skip_special_tokens=True
+        )

@@ -28,7 +28,14 @@ from tests.interop.foreign import (
     write_opus_folder,
 )
 from tests.interop.two_vocabularies import write_separate_opus_folder
-from tests.model_helpers import TYING_MODES, assert_near, error_of, tiny_model, translation_batch, tying
+from tests.model_helpers import (
+    TYING_MODES,
+    assert_near,
+    error_of,
+    tiny_model,
+    translation_batch,
+    tying,
+)
 from tests.paper import paper_position
 
 PEER = f"`MarianMTModel`, {installed('transformers')}"
@@ -49,7 +56,9 @@ PEER = f"`MarianMTModel`, {installed('transformers')}"
 )
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 @torch.no_grad()
-def test_marian_export_gives_our_logits(share: bool, tie: bool, fields: dict, positions: str) -> None:
+def test_marian_export_gives_our_logits(
+    share: bool, tie: bool, fields: dict, positions: str
+) -> None:
     tied = tying(share, tie, position_encoding_type=positions, lm_head_bias=True, **fields)
     ours = tiny_model(**tied)
     marian = to_marian(ours)
@@ -213,8 +222,14 @@ def test_marian_folder_whose_tied_matrices_differ_gives_the_logits_of_marian(
     tensors["model.shared.weight"] = tensors["lm_head.weight"].clone()
     save_file(tensors, tmp_path / "tc" / "model.safetensors")
     notes = "; ".join(from_marian(tmp_path / "tc").notes)
-    assert "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ" in notes
-    assert "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is" in notes
+    assert (
+        "model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight, which differ"
+        in notes
+    )
+    assert (
+        "model.decoder.embed_tokens.weight and lm_head.weight, which differ: each is used as it is"
+        in notes
+    )
 
     def position(index: int, _: str) -> np.ndarray:
         """The paper's, sines first, which transformers and CTranslate2 compute for Marian's models."""

@@ -39,7 +39,9 @@ def model_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tying", ["all", "src", "none"])
 @pytest.mark.parametrize("separate", [False, True])
 @torch.no_grad()
-def test_marian_npz_gives_its_logits(tying: str, separate: bool, model_file: Path, compared: Compare) -> None:
+def test_marian_npz_gives_its_logits(
+    tying: str, separate: bool, model_file: Path, compared: Compare
+) -> None:
     target_size = 29 if tying == "none" else 23
     arrays = weights((23, target_size), tying)
     save(model_file, arrays, separate=separate)
@@ -54,15 +56,22 @@ def test_marian_npz_gives_its_logits(tying: str, separate: bool, model_file: Pat
     )
     # the added padding starts the decoder and is never generated
     written = torch.tensor([[target_size, 3]])
-    added = ours(input_ids=torch.tensor([[5, 0]]), decoder_input_ids=written).logits[..., target_size:]
+    added = ours(input_ids=torch.tensor([[5, 0]]), decoder_input_ids=written).logits[
+        ..., target_size:
+    ]
     assert added.numel()
     assert added.max() < NEVER / 2
 
 
 def test_marian_npz_of_task_transformer_base_prenorm(model_file: Path, compared: Compare) -> None:
-    arrays = {f"{name}_pre" if "_ln_" in name else name: array for name, array in weights((23, 23)).items()}
+    arrays = {
+        f"{name}_pre" if "_ln_" in name else name: array
+        for name, array in weights((23, 23)).items()
+    }
     generator = np.random.default_rng(9)
-    for name in (f"{stack}_top_ln_{part}" for stack in ("encoder", "decoder") for part in ("scale", "bias")):
+    for name in (
+        f"{stack}_top_ln_{part}" for stack in ("encoder", "decoder") for part in ("scale", "bias")
+    ):
         arrays[name] = generator.normal(size=(1, D)).astype(np.float32)
     save(
         model_file,
@@ -74,9 +83,15 @@ def test_marian_npz_of_task_transformer_base_prenorm(model_file: Path, compared:
     compared(PEER, "marian-npz", model_file, restated(arrays, pre_norm=True))
 
 
-@pytest.mark.parametrize("name", ["transformer_train_positions", "transformer_train_position_embeddings"])
-def test_marian_npz_with_learned_positions_and_relu(name: str, model_file: Path, compared: Compare) -> None:
-    arrays = weights((23, 23)) | {"Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)}
+@pytest.mark.parametrize(
+    "name", ["transformer_train_positions", "transformer_train_position_embeddings"]
+)
+def test_marian_npz_with_learned_positions_and_relu(
+    name: str, model_file: Path, compared: Compare
+) -> None:
+    arrays = weights((23, 23)) | {
+        "Wpos": np.random.default_rng(1).normal(size=(16, D)).astype(np.float32)
+    }
     save(model_file, arrays, transformer_ffn_activation="relu", **{name: True})
     theirs = restated(
         arrays,
@@ -132,7 +147,9 @@ LINE_ENDS = ["fo\x85o", "a\u2028b", "c\u2029", "\x7f", "\u2028", "\x96x", "é", 
 
 
 @pytest.mark.parametrize("style", ["plain", "question", "quoted"])
-def test_marian_npz_vocabulary_with_line_ends_of_unicode(style: str, model_file: Path, tmp_path: Path) -> None:
+def test_marian_npz_vocabulary_with_line_ends_of_unicode(
+    style: str, model_file: Path, tmp_path: Path
+) -> None:
     """yaml-cpp, which writes Marian's vocabularies, leaves these characters bare. CTranslate2 reads them too."""
     tokens = ["</s>", "<unk>", *LINE_ENDS]
     spelt = {"plain": "{}: {}", "question": '? "{}"\n: {}', "quoted": '"{}": {}'}[style]
@@ -158,7 +175,9 @@ def test_marian_npz_gives_scores_of_ctranslate2(model_file: Path, tmp_path: Path
     vocabulary = write_vocabulary(tmp_path / "vocab.yml", TOKENS)
     converter = ctranslate2.converters.MarianConverter(str(model_file), [str(vocabulary)] * 2)
     engine = ctranslate2.Translator(converter.convert(str(tmp_path / "ct2")), "cpu")
-    ours, tokenizer, _ = converted("marian-npz", model_file, tmp_path / "ours", source_vocabulary=vocabulary)
+    ours, tokenizer, _ = converted(
+        "marian-npz", model_file, tmp_path / "ours", source_vocabulary=vocabulary
+    )
     # CTranslate2 uses transformers' sinusoids instead of Marian's, and another epsilon.
     for stack in (ours.model.encoder, ours.model.decoder):
         stack.config.position_encoding_type = "sinusoidal_split"
@@ -181,7 +200,9 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
     """decoder.yml, a vocabulary of both languages, and the SentencePiece models."""
     folder = tmp_path / "opus"
     folder.mkdir()
-    pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
+    pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(
+        folder / "target.spm", TARGETS
+    )
     tokens = [
         "</s>",
         "<unk>",
@@ -214,7 +235,9 @@ def test_marian_npz_folder_of_opus(tmp_path: Path) -> None:
     for text in TARGETS:
         expected = ids_of("target", text)
         assert target(text_target=text)["input_ids"] == expected
-        assert target.decode([len(tokens), *expected, len(tokens)], skip_special_tokens=True) == text
+        assert (
+            target.decode([len(tokens), *expected, len(tokens)], skip_special_tokens=True) == text
+        )
 
 
 def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(
@@ -254,7 +277,9 @@ def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(
     for text, expected in zip(TARGETS[:2], words["target"], strict=False):
         written = target(text)["input_ids"]
         assert written == [*map(ids.get, expected), 0]
-        assert target.decode([len(tokens), *written], skip_special_tokens=True) == re.sub(" ([.,!])", r"\1", text)
+        assert target.decode([len(tokens), *written], skip_special_tokens=True) == re.sub(
+            " ([.,!])", r"\1", text
+        )
     assert ours.config.pad_token_id == len(tokens) == tokenizer.pad_token_id
     record_property("tokens", installed("subword-nmt"))
     (tmp_path / "source.bpe").write_text("#version: 0.1\na b\n")
@@ -281,7 +306,11 @@ def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
     write_training_folder(tmp_path / "trained")
     found = from_marian_npz(tmp_path / "trained" / name)
     assert found.tokenizer is not None
-    assert found.tokenizer("yes null")["input_ids"] == [TOKENS.index("yes"), TOKENS.index("null"), 0]
+    assert found.tokenizer("yes null")["input_ids"] == [
+        TOKENS.index("yes"),
+        TOKENS.index("null"),
+        0,
+    ]
     assert_fields(
         found.model.generation_config,
         num_beams=12,
@@ -291,7 +320,9 @@ def test_marian_npz_folder_of_a_training(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_marian_npz_never_generates_unknown_tokens_unless_allowed(allowed: bool, model_file: Path) -> None:
+def test_marian_npz_never_generates_unknown_tokens_unless_allowed(
+    allowed: bool, model_file: Path
+) -> None:
     arrays = weights((len(TOKENS), len(TOKENS)))
     arrays["decoder_ff_logit_out_b"][0, 1] = 50  # <unk> has the highest score everywhere
     save(model_file, arrays)
@@ -302,7 +333,9 @@ def test_marian_npz_never_generates_unknown_tokens_unless_allowed(allowed: bool,
     assert bool((written == 1).any()) is allowed
 
 
-def test_marian_npz_with_sentencepiece_vocabularies(model_file: Path, tmp_path: Path, record_property: Record) -> None:
+def test_marian_npz_with_sentencepiece_vocabularies(
+    model_file: Path, tmp_path: Path, record_property: Record
+) -> None:
     vocabularies = [tmp_path / f"vocab.{side}.spm" for side in ("en", "de")]
     sizes = [
         len(
@@ -328,7 +361,9 @@ def test_marian_npz_with_sentencepiece_vocabularies(model_file: Path, tmp_path: 
         vocabs=[file.name for file in vocabularies],
     )
     _, tokenizer, for_target = converted("marian-npz", model_file, tmp_path / "ours")
-    source, target = (sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in vocabularies)
+    source, target = (
+        sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in vocabularies
+    )
     for text in SOURCES:
         assert tokenizer(text)["input_ids"] == [*source.encode(text), 0]
     for text in TARGETS:
@@ -369,7 +404,10 @@ def test_marian_npz_refuses_other_architectures(option, value, model_file, recor
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "vocab.yml: 13 .* 10"),
+        (
+            "</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)),
+            "vocab.yml: 13 .* 10",
+        ),
         ("</s>: 0\n<unk>: 5\n", "vocab.yml"),
         ("a: 0\nb: 1\n", "</s>"),
         ("- a\n- b\n", "vocab.yml"),
@@ -377,7 +415,9 @@ def test_marian_npz_refuses_other_architectures(option, value, model_file, recor
         ("!!python/object/apply:os.system ['true']: 0\n", "vocab.yml"),
     ],
 )
-def test_marian_npz_refuses_inconsistent_vocabularies(text: str, message: str, model_file: Path) -> None:
+def test_marian_npz_refuses_inconsistent_vocabularies(
+    text: str, message: str, model_file: Path
+) -> None:
     save(model_file, weights((9, 9)))
     vocabulary = model_file.with_name("vocab.yml")
     vocabulary.write_text(text)
@@ -386,4 +426,6 @@ def test_marian_npz_refuses_inconsistent_vocabularies(text: str, message: str, m
 
 def test_marian_npz_refuses_sentencepiece_without_a_vocabulary(model_file: Path) -> None:
     save(model_file, weights((9, 9)))
-    assert "vocabular" in error_of(from_marian_npz, model_file, source_sentencepiece=model_file.with_name("a.spm"))
+    assert "vocabular" in error_of(
+        from_marian_npz, model_file, source_sentencepiece=model_file.with_name("a.spm")
+    )

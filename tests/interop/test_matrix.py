@@ -29,20 +29,28 @@ class Model:
         self.model = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
         self.source, self.target = load_tokenizers(folder)
         special = set(self.source.all_special_ids)
-        words = self.source.convert_tokens_to_string(self.source.convert_ids_to_tokens([5, 6, 7, 6]))
-        self.lines = [line for line in SOURCES if set(self.source(line)["input_ids"]) - special] or [words, "s0"]
+        words = self.source.convert_tokens_to_string(
+            self.source.convert_ids_to_tokens([5, 6, 7, 6])
+        )
+        self.lines = [
+            line for line in SOURCES if set(self.source(line)["input_ids"]) - special
+        ] or [words, "s0"]
 
     def translate(self, **settings: Any) -> list[str]:
         texts = []
         for line in self.lines:
             batch = self.source(line, return_tensors="pt")
-            ids = self.model.generate(**batch, num_beams=1, max_new_tokens=LENGTH, max_length=None, **settings)
+            ids = self.model.generate(
+                **batch, num_beams=1, max_new_tokens=LENGTH, max_length=None, **settings
+            )
             texts.append(self.target.decode(ids[0], skip_special_tokens=True).strip())
         return texts
 
 
 def ctranslate2_pieces(model: Model, folder: Path) -> list[list[str]]:
-    ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
+    ctranslate2 = pytest.importorskip(
+        "ctranslate2", reason="the extra `ctranslate2` is not installed"
+    )
     engine = ctranslate2.Translator(str(folder), "cpu")
     # the pieces of the source without this package's function: what the tokenizer splits, and what it adds
     prefix = getattr(model.source, "prefix_tokens", None) or []
@@ -52,11 +60,16 @@ def ctranslate2_pieces(model: Model, folder: Path) -> list[list[str]]:
     rows = []
     for line in model.lines:
         pieces = model.source.tokenize(line)
-        known = [piece if model.source.convert_tokens_to_ids(piece) is not None else "<unk>" for piece in pieces]
+        known = [
+            piece if model.source.convert_tokens_to_ids(piece) is not None else "<unk>"
+            for piece in pieces
+        ]
         start = [f"__{model.source.src_lang}__"] if prefix else [model.source.bos_token] * starts
         rows.append([*start, *known, *([end] if ends else [])])
     settings = model.model.generation_config
-    start = {} if settings.forced_bos_token_id is None else {"target_prefix": [["__de__"]] * len(rows)}
+    start = (
+        {} if settings.forced_bos_token_id is None else {"target_prefix": [["__de__"]] * len(rows)}
+    )
     length = LENGTH - (settings.forced_eos_token_id is not None)  # the last token, which is no text
     results = engine.translate_batch(rows, beam_size=1, max_decoding_length=length, **start)
     return [result.hypotheses[0] for result in results]
@@ -86,7 +99,9 @@ def marian_texts(model: Model, folder: Path) -> list[str]:
     peer: Any = MarianMTModel.from_pretrained(folder).eval()
     source, target = load_tokenizers(folder)
     rows = [source(line, return_tensors="pt") for line in model.lines]
-    ids = [peer.generate(**row, num_beams=1, max_new_tokens=LENGTH, max_length=None)[0] for row in rows]
+    ids = [
+        peer.generate(**row, num_beams=1, max_new_tokens=LENGTH, max_length=None)[0] for row in rows
+    ]
     return [target.decode(row, skip_special_tokens=True).strip() for row in ids]
 
 
@@ -113,7 +128,9 @@ REFUSED: dict[str, dict[str, str]] = {
         **{
             "marian-npz": "position_encoding_type",
             "joeynmt": "layer_norm_eps",
-            **dict.fromkeys(("opennmt", "opennmt-spm", "opennmt-codes", "torch"), "layer_norm_position"),
+            **dict.fromkeys(
+                ("opennmt", "opennmt-spm", "opennmt-codes", "torch"), "layer_norm_position"
+            ),
             "eole": "attention_bias",
         },
     },
@@ -124,7 +141,9 @@ SLOW = slow("onnx")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("target_format", ["ctranslate2", "argos", "marian", *SLOW])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_export_of_every_converted_model_writes_its_text(name: str, target_format: str, tmp_path: Path) -> None:
+def test_every_export_of_every_converted_model_writes_its_text(
+    name: str, target_format: str, tmp_path: Path
+) -> None:
     libraries = {"ctranslate2": "ctranslate2", "argos": "ctranslate2", "onnx": "onnxscript"}
     pytest.importorskip(libraries.get(target_format, "torch"))
     model = Model(MODELS[name](tmp_path))

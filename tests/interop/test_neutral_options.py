@@ -130,7 +130,9 @@ def test_options_of_our_architecture_are_accepted_and_no_others(name: str) -> No
             Options({option: value}).refuse(refused, missing)
         for value in (-1, 1, 3, True, False, None, "", "other", ["x"]):
             if value not in (*values, *missing):
-                assert error_of(Options({option: value}).refuse, refused, missing).startswith(f"{option}=")
+                assert error_of(Options({option: value}).refuse, refused, missing).startswith(
+                    f"{option}="
+                )
 
 
 NEUTRAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

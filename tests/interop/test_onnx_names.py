@@ -73,9 +73,14 @@ def test_axes_of_the_encoder():
 def test_axes_of_the_decoder():
     inputs = [Value("input_ids", "s0", "s1"), Value("encoder_attention_mask", "s0", "s2")]
     inputs += [Value("encoder_hidden_states", "s0", "s2", 8)]
-    inputs += [Value(f"past_key_values.1.{stack}.key", "s0", 2, "s3", 4) for stack in ("encoder", "decoder")]
+    inputs += [
+        Value(f"past_key_values.1.{stack}.key", "s0", 2, "s3", 4)
+        for stack in ("encoder", "decoder")
+    ]
     outputs = [Value("logits", "s0", "s1", 9)]
-    outputs += [Value(f"present.0.{stack}.value", "s0", 2, "s4", 4) for stack in ("encoder", "decoder")]
+    outputs += [
+        Value(f"present.0.{stack}.value", "s0", 2, "s4", 4) for stack in ("encoder", "decoder")
+    ]
     outputs += [
         Value("cross_scores.0", "s0", 2, "s1", "s2"),
         Value("decoder_scores.0", "s0", 2, "s1", "s4"),
@@ -115,7 +120,9 @@ def test_cosines_are_sines_of_shifted_angles():
     _replace_cosines(program)
     assert not any("cos" in str(node.target) for node in program.graph.nodes)
     expected = [math.cos(x) + math.cos(2 * x) for x in angles.tolist()]
-    torch.testing.assert_close(program.module()(angles), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(
+        program.module()(angles), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_log_messages_are_suppressed_for_a_while(caplog):

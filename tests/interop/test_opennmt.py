@@ -63,7 +63,9 @@ def test_opennmt_checkpoint_gives_its_logits(
     )
 
 
-def test_opennmt_without_biases_of_the_feed_forward_network(model_file: Path, compared: Compare) -> None:
+def test_opennmt_without_biases_of_the_feed_forward_network(
+    model_file: Path, compared: Compare
+) -> None:
     """As version 3.5 saves it by default."""
     model, head = weights((23, 29), qkv_bias=False)
     biases = {name for name in model if re.search(r"feed_forward\.w_.*bias$", name)}
@@ -119,7 +121,9 @@ def test_opennmt_vocabularies_of_torchtext_are_read(
     vocab = {
         "0": list(vocabs.items()),
         "1": {**fields, "indices": made("Field")},
-        "2": {side: made("TextMultiField", fields=[(side, field)]) for side, field in fields.items()},
+        "2": {
+            side: made("TextMultiField", fields=[(side, field)]) for side, field in fields.items()
+        },
     }[version]
     with monkeypatch.context() as known:
         module = ModuleType("torchtext.x")
@@ -135,7 +139,9 @@ def test_opennmt_vocabularies_of_torchtext_are_read(
 
 
 @FORMATS
-def test_opennmt_and_eole_targets_have_special_ids_of_their_own(source_format: str, tmp_path: Path) -> None:
+def test_opennmt_and_eole_targets_have_special_ids_of_their_own(
+    source_format: str, tmp_path: Path
+) -> None:
     """A batch of sources is padded with the source's token. The search starts, ends and pads with the target's."""
     targets = ["x", *SPECIAL[::-1], "y", "z", "w"]
     vocab = {"src": [*SPECIAL, *"abcde"], "tgt": targets, "decoder_start_token": "<s>"}
@@ -173,7 +179,9 @@ def update_json(file: Path, fields: dict[str, Any]) -> None:
 
 def test_opennmt_shared_embeddings_have_one_id_for_a_token(model_file: Path) -> None:
     model, head = weights((6, 6))
-    source, target = (f"{stack}.embeddings.make_embedding.emb_luts.0.weight" for stack in ("encoder", "decoder"))
+    source, target = (
+        f"{stack}.embeddings.make_embedding.emb_luts.0.weight" for stack in ("encoder", "decoder")
+    )
     vocab = {"src": [*SPECIAL, "a", "b"], "tgt": [*SPECIAL[::-1], "a", "b"]}
     save(model_file, model | {target: model[source]}, head, vocab)
     assert "share" in error_of(from_opennmt, model_file)
@@ -182,7 +190,9 @@ def test_opennmt_shared_embeddings_have_one_id_for_a_token(model_file: Path) -> 
 RAW = [*SOURCES, *TARGETS, *UNSEEN, "ﬁne ½ ①  \u3000 x\u00a0y ", "…   Ａ１", "<s> </s> <unk>"]
 
 
-def save_with_vocabulary(source_format: str, folder: Path, tokens: list[str], **config: Any) -> Path:
+def save_with_vocabulary(
+    source_format: str, folder: Path, tokens: list[str], **config: Any
+) -> Path:
     """Write a checkpoint with these tokens on both sides, and return what is to be converted."""
     sizes = (len(tokens), len(tokens))
     vocab = {"src": tokens, "tgt": tokens}
@@ -200,26 +210,34 @@ def save_with_vocabulary(source_format: str, folder: Path, tokens: list[str], **
 
 
 @FORMATS
-def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(source_format: str, tmp_path: Path) -> None:
+def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(
+    source_format: str, tmp_path: Path
+) -> None:
     """As their transform `bpe`, which splits at spaces and ends no source with </s>."""
     codes = tmp_path / "codes"
     bpe = learnt_codes(codes, [*SOURCES, *TARGETS])
     pieces = {piece for line in SOURCES + TARGETS[:2] for piece in bpe.process_line(line).split()}
     tokens = [*SPECIAL, *sorted(pieces)]
-    source = save_with_vocabulary(source_format, tmp_path / "in", tokens, transforms=["bpe", "filtertoolong"])
+    source = save_with_vocabulary(
+        source_format, tmp_path / "in", tokens, transforms=["bpe", "filtertoolong"]
+    )
     line = convert(source_format, source, tmp_path / "ours", codes=codes)
     assert "the toolkit applies" not in line
     assert SPLIT_AT_SPACES in line
     tokenizer, target = load_tokenizers(tmp_path / "ours")
     ids = {token: number for number, token in enumerate(tokens)}
     for text in [*SOURCES, *TARGETS, "dogs and Wörter </s> <unk> 漢字", "x"]:
-        assert tokenizer(text)["input_ids"] == [ids.get(piece, 0) for piece in bpe.process_line(text).split()]
+        assert tokenizer(text)["input_ids"] == [
+            ids.get(piece, 0) for piece in bpe.process_line(text).split()
+        ]
     for text in SOURCES:
         written = bpe.process_line(text)
         found = target(written)["input_ids"]
         assert found == [*(ids[piece] for piece in written.split()), ids["</s>"]]
         assert target.decode(found, skip_special_tokens=True) == text
-    assert "codes" in error_of(convert, source_format, source, tmp_path / "both", codes=codes, sentencepiece=codes)
+    assert "codes" in error_of(
+        convert, source_format, source, tmp_path / "both", codes=codes, sentencepiece=codes
+    )
 
 
 @FORMATS
@@ -251,7 +269,9 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(
         save_with_vocabulary(source_format, tmp_path / "in", fewer)
         assert "joint.model" in error_of(from_opennmt, source, sentencepiece=spm)
     spm.write_bytes(b"no model")
-    assert "joint.model" in error_of(convert, source_format, source, tmp_path / "bad", sentencepiece=spm)
+    assert "joint.model" in error_of(
+        convert, source_format, source, tmp_path / "bad", sentencepiece=spm
+    )
 
 
 def test_opennmt_weights_in_a_file_of_their_own(model_file: Path, compared: Compare) -> None:
@@ -322,7 +342,9 @@ def test_opennmt_refuses_other_architectures(
 def test_opennmt_refuses_other_positions(model_file: Path, record_property: Record) -> None:
     """SinusoidalConcat has fairseq's wavelengths, and so has Marian."""
     model, head = weights((9, 8))
-    table = torch.tensor(np.stack([marian_position(index) for index in range(50)])).float()[:, None]  # (P, 1, D)
+    table = torch.tensor(np.stack([marian_position(index) for index in range(50)])).float()[
+        :, None
+    ]  # (P, 1, D)
     save(
         model_file,
         model | {name: table for name in model if name.endswith("pe.pe")},
@@ -425,13 +447,19 @@ def test_opennmt_atoms_give_the_hypotheses_of_its_search(
         logits = theirs.logits(ids, [*prefix])[-1]
         return torch.from_numpy(logits).log_softmax(-1).numpy()
 
-    its_search = functools.partial(opennmt_search, log_probs, beams, n_best, longest, DIVISORS[penalty])
+    its_search = functools.partial(
+        opennmt_search, log_probs, beams, n_best, longest, DIVISORS[penalty]
+    )
     expected = its_search(version)
     assert len(expected) == n_best
     if penalty == "avg" and beams == 12:
         assert expected != its_search(5 - version), "the test does not tell the versions apart"
-    assert [one.tokens for one in hypotheses] == [[tokens[token] for token in best] for _, best in expected]
-    assert [one.score for one in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-4)
+    assert [one.tokens for one in hypotheses] == [
+        [tokens[token] for token in best] for _, best in expected
+    ]
+    assert [one.score for one in hypotheses] == pytest.approx(
+        [score for score, _ in expected], abs=1e-4
+    )
 
 
 def test_beam_search_rule_that_does_not_exist_is_refused(model_file: Path) -> None:

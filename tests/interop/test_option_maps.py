@@ -17,7 +17,11 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 
 TITLE = "## Other toolkits' options"
 README = Path(next(iter(interop.__path__)), "README.md").read_text(encoding="utf-8")
-TABLE = [line.strip("|").split("|") for line in README.partition(TITLE)[2].splitlines() if line.startswith("|")]
+TABLE = [
+    line.strip("|").split("|")
+    for line in README.partition(TITLE)[2].splitlines()
+    if line.startswith("|")
+]
 HEAD = [cell.strip(" `") for cell in TABLE[0]]
 ROWS = TABLE[2:]
 
@@ -31,7 +35,11 @@ def options(cell: str) -> list[str]:
 def test_option_map_is_a_recipe(row: list[str], tmp_path: Path) -> None:
     recipe = {"output_dir": str(tmp_path / "run"), "numbers_size": 100, "preset": "base"}
     given = yaml.safe_load("\n".join(options(row[0])))
-    known = {field.name for each in (ModelArguments, DataArguments, RunArguments) for field in fields(each)}
+    known = {
+        field.name
+        for each in (ModelArguments, DataArguments, RunArguments)
+        for field in fields(each)
+    }
     assert given
     assert given.keys() <= known
     if given.keys() & {"save_steps", "bf16"}:

@@ -90,7 +90,10 @@ def test_option_is_there_unless_it_is_none():
 
 def test_section_has_its_name_in_messages():
     options = Options({"model": {"size": "x"}, "none": None, "one": 7}, "file: ")
-    assert error_of(options.section("model").integer, "size") == "file: model.size=x: a whole number is needed"
+    assert (
+        error_of(options.section("model").integer, "size")
+        == "file: model.size=x: a whole number is needed"
+    )
     assert options.section("none").values == options.section("missing").values == {}
     assert "options are needed" in error_of(options.section, "one")
 
@@ -113,12 +116,16 @@ def test_option_of_another_architecture_is_refused_as_it_is_spelt():
     assert error_of(Options({"act_fn": "silu"}, "a.pt: --").refuse, UNSUPPORTED) == (
         "a.pt: --act-fn=silu: such a model has another activation"
     )
-    assert error_of(Options({"act_fn": "silu"}, "a.pt: ").refuse, UNSUPPORTED).startswith("a.pt: act_fn=")
+    assert error_of(Options({"act_fn": "silu"}, "a.pt: ").refuse, UNSUPPORTED).startswith(
+        "a.pt: act_fn="
+    )
     assert "has gates" in error_of(Options({"gated": ""}).refuse, UNSUPPORTED, (None,))
 
 
 def test_note_names_the_options_that_are_not_neutral():
     options = Options({"top_k": 5, "ratio": 0, "mode": None, "word_penalty": 0.5}, "a.pt: --")
     neutral = {"top_k": 0, "ratio": 0, "mode": "x", "word_penalty": 0, "missing": 1}
-    assert options.dropped(neutral) == ["`generate` has no --top-k, --word-penalty, so it is dropped"]
+    assert options.dropped(neutral) == [
+        "`generate` has no --top-k, --word-penalty, so it is dropped"
+    ]
     assert options.dropped({"ratio": 0}) == []

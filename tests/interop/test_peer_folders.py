@@ -11,14 +11,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
 
-from hf_vanilla_transformer.interop import fairseq_folders, sources, torch_transformer, transformers_folders
+from hf_vanilla_transformer.interop import (
+    fairseq_folders,
+    sources,
+    torch_transformer,
+    transformers_folders,
+)
 from hf_vanilla_transformer.interop.checkpoint import Checkpoint
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.interop.vocabularies import PRETOKENIZED, TextSide
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import fairseq
-from tests.interop.foreign import assert_fields, write_fsmt_folder, write_m2m100_folder, write_opus_folder
+from tests.interop.foreign import (
+    assert_fields,
+    write_fsmt_folder,
+    write_m2m100_folder,
+    write_opus_folder,
+)
 from tests.model_helpers import error_of, tiny_model
 
 SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
@@ -35,7 +45,9 @@ SAFETENSORS, BIN = "model.safetensors", "pytorch_model.bin"
         ({f"{SAFETENSORS}.index.json": {}, BIN: {}}, []),
     ],
 )
-def test_weights_are_one_file_or_those_of_an_index(content: dict, expected: list[str], tmp_path: Path) -> None:
+def test_weights_are_one_file_or_those_of_an_index(
+    content: dict, expected: list[str], tmp_path: Path
+) -> None:
     for name, parts in content.items():
         (tmp_path / name).write_text(json.dumps({"weight_map": parts}))
     assert sources.weight_files(tmp_path) == [tmp_path / name for name in expected]
@@ -43,7 +55,9 @@ def test_weights_are_one_file_or_those_of_an_index(content: dict, expected: list
 
 def test_folder_without_weights_says_so(tmp_path: Path) -> None:
     message = error_of(sources.weight_files, tmp_path)
-    assert message == f"{tmp_path}: no weights: there is none of model.safetensors, pytorch_model.bin"
+    assert (
+        message == f"{tmp_path}: no weights: there is none of model.safetensors, pytorch_model.bin"
+    )
     (tmp_path / f"{BIN}.index.json").write_text('{"weight_map": {"a": 3}}')
     assert "weight_map.a=3: text is needed" in error_of(sources.weight_files, tmp_path)
 
@@ -59,7 +73,9 @@ def test_parts_of_the_weights_have_no_tensor_twice(tmp_path: Path) -> None:
     assert sources.read_parts(files, "x.weight").keys() == {"x.weight", "y.bias", "z.weight"}
     assert sources.read_parts(files).keys() == {"net.x.weight", "net.y.bias", "net.z.weight"}
     save(files[1], "net.z.weight", "net.y.bias")
-    assert error_of(sources.read_parts, files) == f"{files[1]}: net.y.bias is also in a file before it"
+    assert (
+        error_of(sources.read_parts, files) == f"{files[1]}: net.y.bias is also in a file before it"
+    )
     assert sources.read_parts([]) == {}
 
 
@@ -96,7 +112,9 @@ def test_model_gets_the_search_of_its_peer(settings: dict, expected: dict, tmp_p
     ],
 )
 def test_search_that_does_not_exist_is_refused(settings: dict) -> None:
-    assert "generation settings" in error_of(transformers_folders.set_generation_config, tiny_model(), settings)
+    assert "generation settings" in error_of(
+        transformers_folders.set_generation_config, tiny_model(), settings
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +126,9 @@ def test_search_that_does_not_exist_is_refused(settings: dict) -> None:
         (3, None, False, (None, False)),
     ],
 )
-def test_greedy_search_has_no_settings_of_beams(beams: int, penalty: Any, stopping: bool, expected: tuple) -> None:
+def test_greedy_search_has_no_settings_of_beams(
+    beams: int, penalty: Any, stopping: bool, expected: tuple
+) -> None:
     search = GenerationConfig(num_beams=beams, early_stopping=stopping)
     search.length_penalty = penalty
     transformers_folders.make_savable(search)
@@ -121,7 +141,9 @@ def test_tokenizer_needs_all_of_its_files_or_none(tmp_path: Path) -> None:
     assert transformers_folders.load_tokenizer("FSMTTokenizer", tmp_path, files) is not None
     (tmp_path / "vocab-tgt.json").unlink()
     message = error_of(transformers_folders.load_tokenizer, "FSMTTokenizer", tmp_path, files)
-    assert message == f"{tmp_path}: the tokenizer needs {', '.join(files)}; there is no vocab-tgt.json"
+    assert (
+        message == f"{tmp_path}: the tokenizer needs {', '.join(files)}; there is no vocab-tgt.json"
+    )
     for name in ("vocab-src.json", "merges.txt"):
         (tmp_path / name).unlink()
     assert transformers_folders.load_tokenizer("FSMTTokenizer", tmp_path, files) is None
@@ -159,7 +181,11 @@ OUTPUT = "lm_head.weight"
 
 def test_matrices_that_a_configuration_ties_may_be_saved_once_or_differ(tmp_path: Path) -> None:
     write_opus_folder(tmp_path, decoder_attention_heads=4)
-    names = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    names = (
+        "model.shared.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+    )
     assert names == sources.EMBEDDINGS
     plain = from_marian(tmp_path)
     assert plain.notes == []
@@ -207,12 +233,16 @@ def test_matrices_that_a_configuration_ties_may_be_saved_once_or_differ(tmp_path
 
 def test_output_that_is_neither_saved_nor_tied_is_missing(tmp_path: Path) -> None:
     write_opus_folder(tmp_path)
-    change_json(tmp_path / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=False)
+    change_json(
+        tmp_path / "config.json", tie_word_embeddings=False, share_encoder_decoder_embeddings=False
+    )
     tensors = load_file(tmp_path / SAFETENSORS)
     tensors.pop(OUTPUT, None)
     save_file(tensors, tmp_path / SAFETENSORS)
     message = error_of(from_marian, tmp_path)
-    assert message.startswith(f"{OUTPUT} is missing in the weights, and config.json does not tie it")
+    assert message.startswith(
+        f"{OUTPUT} is missing in the weights, and config.json does not tie it"
+    )
 
 
 @pytest.mark.parametrize("pad", [1, 4])
@@ -257,7 +287,10 @@ def test_m2m100_direction_is_one_of_its_languages(tmp_path: Path) -> None:
     for file in ("vocab.json", "sentencepiece.bpe.model", "tokenizer_config.json"):
         (tmp_path / "m2m" / file).unlink()
     assert read().tokenizer is None
-    assert error_of(read, target_language="de") == "target_language=de: the tokenizer has no such language"
+    assert (
+        error_of(read, target_language="de")
+        == "target_language=de: the tokenizer has no such language"
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,13 +302,17 @@ def test_m2m100_direction_is_one_of_its_languages(tmp_path: Path) -> None:
         ("BertTokenizer", None),
     ],
 )
-def test_m2m100_tokenizer_is_of_a_known_class(name: str | None, expected: str | None, tmp_path: Path) -> None:
+def test_m2m100_tokenizer_is_of_a_known_class(
+    name: str | None, expected: str | None, tmp_path: Path
+) -> None:
     write_m2m100_folder(tmp_path / "m2m")
     file = tmp_path / "m2m" / "tokenizer_config.json"
     change_json(file, tokenizer_class=name)
     if expected is None:
         message = error_of(fairseq_folders.from_m2m100, tmp_path / "m2m")
-        assert message == f"{file}: tokenizer_class={name} is none of M2M100Tokenizer, NllbTokenizer"
+        assert (
+            message == f"{file}: tokenizer_class={name} is none of M2M100Tokenizer, NllbTokenizer"
+        )
     else:
         assert type(fairseq_folders.from_m2m100(tmp_path / "m2m").tokenizer).__name__ == expected
 
@@ -369,10 +406,14 @@ def test_format_and_options_that_do_not_exist_are_named_with_those_that_do(tmp_p
     assert message == "beams: m2m100 has no such option; it has source_language, target_language"
 
 
-def test_conversion_writes_a_new_folder_and_says_what_is_in_it(model_file: Path, tmp_path: Path) -> None:
+def test_conversion_writes_a_new_folder_and_says_what_is_in_it(
+    model_file: Path, tmp_path: Path
+) -> None:
     fairseq.save(model_file, fairseq.weights(9, 8))
     output = tmp_path / "ours"
-    count = sum(tensor.numel() for name, tensor in fairseq.weights(9, 8).items() if name.count(".") > 1)
+    count = sum(
+        tensor.numel() for name, tensor in fairseq.weights(9, 8).items() if name.count(".") > 1
+    )
     count -= 2  # the empty tables of positions
     line = convert("fairseq", model_file, output)
     assert line == f"{output}: {count:,} parameters, without a tokenizer: the files have none"
@@ -382,9 +423,9 @@ def test_conversion_writes_a_new_folder_and_says_what_is_in_it(model_file: Path,
     line = convert("fairseq", model_file, output, True)
     assert line == f"{output}: {count:,} parameters, with its tokenizer ({PRETOKENIZED})"
     assert (output / "tokenizer_config.json").exists()
-    assert "model.pt" in error_of(convert, "fairseq", tmp_path / "x.pt", tmp_path / "other").replace(
-        "x.pt", "model.pt"
-    )
+    assert "model.pt" in error_of(
+        convert, "fairseq", tmp_path / "x.pt", tmp_path / "other"
+    ).replace("x.pt", "model.pt")
 
 
 @pytest.mark.parametrize(("place", "has_config"), [(".", True), (".", False), ("second", False)])

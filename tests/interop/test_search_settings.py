@@ -86,7 +86,9 @@ OF_ONNX = [
 
 @pytest.mark.parametrize("settings", [*OF_ONNX, {"bad_words_ids": [[EOS], [5], [8]]}], ids=str)
 @torch.no_grad()
-def test_best_token_applies_settings_like_generate(settings: dict[str, Any], exported: Path) -> None:
+def test_best_token_applies_settings_like_generate(
+    settings: dict[str, Any], exported: Path
+) -> None:
     model = VanillaTransformerForConditionalGeneration.from_pretrained(exported / "model").eval()
     source, _ = load_tokenizers(exported / "model")
     applied = {"eos_token_id": EOS} | settings
@@ -97,12 +99,16 @@ def test_best_token_applies_settings_like_generate(settings: dict[str, Any], exp
             target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
             logits = model(**batch, decoder_input_ids=target).logits[0, -1].numpy()
             tokens.append(best_token(logits, tokens, 8, applied))
-        expected = model.generate(**batch, **{"max_new_tokens": 8} | settings | {"num_beams": 1})[0, 1:].tolist()
+        expected = model.generate(**batch, **{"max_new_tokens": 8} | settings | {"num_beams": 1})[
+            0, 1:
+        ].tolist()
         assert tokens == expected, line
 
 
 APPLIED_BY_CTRANSLATE2 = [
-    settings for settings in SETTINGS if all(name in HARMLESS or CTRANSLATE2 in APPLIED[name] for name in settings)
+    settings
+    for settings in SETTINGS
+    if all(name in HARMLESS or CTRANSLATE2 in APPLIED[name] for name in settings)
 ]
 
 
@@ -118,11 +124,15 @@ def export_with_settings(settings, exported, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, *APPLIED_BY_CTRANSLATE2], ids=str)
-def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(settings, exported, tmp_path):
+def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(
+    settings, exported, tmp_path
+):
     engine = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     settings = settings | {"max_new_tokens": 8, "num_beams": 1}
     line, model, source, tokens = export_with_settings(settings, exported, tmp_path)
-    arguments = eval(f"dict({line.partition('translate_batch: ')[2].partition(';')[0]})")  # as a user copies them
+    arguments = eval(
+        f"dict({line.partition('translate_batch: ')[2].partition(';')[0]})"
+    )  # as a user copies them
     translator = engine.Translator(str(tmp_path / "ct2"), "cpu")
     for text in LINES:
         batch = source(text, return_tensors="pt")
@@ -130,7 +140,9 @@ def test_ctranslate2_applies_settings_by_the_arguments_that_the_export_names(set
         (result,) = translator.translate_batch([pieces], **arguments)
         expected = model.generate(**batch)[0, 1:].tolist()
         ends = settings.get("eos_token_id", EOS)
-        assert result.hypotheses[0] == [tokens[i] for i in expected if i not in (ends, *np.ravel(ends))], text
+        assert result.hypotheses[0] == [
+            tokens[i] for i in expected if i not in (ends, *np.ravel(ends))
+        ], text
 
 
 @pytest.mark.parametrize("renormalised", [True, False])
@@ -149,10 +161,14 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
     for text in LINES:
         batch = source(text, return_tensors="pt")
         pieces = [[tokens[i] for i in batch["input_ids"][0]]]
-        (result,) = translator.translate_batch(pieces, beam_size=4, max_decoding_length=8, return_scores=True)
+        (result,) = translator.translate_batch(
+            pieces, beam_size=4, max_decoding_length=8, return_scores=True
+        )
         output = model.generate(**batch, return_dict_in_generate=True, output_scores=True)
         difference = abs(result.scores[0] - output.sequences_scores[0].item())
-        assert (difference < 2e-3) is renormalised, text  # CTranslate2 approximates the exponential function
+        assert (difference < 2e-3) is renormalised, (
+            text
+        )  # CTranslate2 approximates the exponential function
 
 
 @pytest.mark.covering(1)
@@ -163,7 +179,11 @@ def test_settings_that_an_export_does_not_apply_are_refused(library: str, settin
     model.generation_config.update(**settings)
     names = {name for name in settings if name not in HARMLESS}
     several = {"eos_token_id"} if isinstance(settings.get("eos_token_id"), list) else set()
-    several |= {"bad_words_ids"} if any(len(ids) > 1 for ids in settings.get("bad_words_ids", [])) else set()
+    several |= (
+        {"bad_words_ids"}
+        if any(len(ids) > 1 for ids in settings.get("bad_words_ids", []))
+        else set()
+    )
     is_applied = all(library in APPLIED.get(name, ()) for name in names - several) and all(
         library in APPLIED_WITH_SEVERAL[name] for name in several
     )
@@ -211,7 +231,9 @@ def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(
         assert (f"{name}={value}" in note) is (library not in OF_HYPOTHESES[name])
 
 
-def test_line_of_an_export_names_what_the_library_does_not_apply(exported: Path, tmp_path: Path) -> None:
+def test_line_of_an_export_names_what_the_library_does_not_apply(
+    exported: Path, tmp_path: Path
+) -> None:
     """Also the fields that only this package has are not written for another library."""
     assert LIBRARIES.keys() == FORMATS.keys()
     folder = shutil.copytree(exported / "model", tmp_path / "model")

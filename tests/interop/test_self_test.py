@@ -24,11 +24,14 @@ def swapped_tokens(config: Any, *tokenizers: Any) -> list[list[str]]:
     sizes = config.vocab_size, config.target_vocab_size
     tokens = [{number: token for token, number in one.get_vocab().items()} for one in tokenizers]
     return [
-        [of_side.get(i, f"<unused_{i}>") for i in range(size)] for of_side, size in zip(tokens, sizes, strict=True)
+        [of_side.get(i, f"<unused_{i}>") for i in range(size)]
+        for of_side, size in zip(tokens, sizes, strict=True)
     ]
 
 
-def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_with_a_swapped_vocabulary_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = MODELS["marian"](tmp_path)
     monkeypatch.setattr(ctranslate2, "tokens_of_sides", swapped_tokens)
     for name, options in (("ctranslate2", {}), ("argos", {"languages": ("en", "de")})):
@@ -44,7 +47,9 @@ LEARNED = {"position_encoding_type": "learned", "max_position_embeddings": 6}
     ("target_format", "fields", "settings"),
     [("ctranslate2", LEARNED, {}), ("marian", {}, {"do_sample": True})],
 )
-def test_export_of_few_positions_or_of_sampling_is_checked(target_format, fields, settings, tmp_path):
+def test_export_of_few_positions_or_of_sampling_is_checked(
+    target_format, fields, settings, tmp_path
+):
     model = write_model(tmp_path / "model", **fields)
     model.generation_config.update(**settings)
     model.generation_config.save_pretrained(tmp_path / "model")
@@ -61,7 +66,9 @@ def probe_of(settings: dict[str, Any], exact: bool = True, **fields: Any) -> Pro
     """A model of 21 words, one for each letter, and the pair that it scores."""
     tokenizer = word_tokenizer(WORDS, ends=True, **SPECIAL_TOKENS)
     model = tiny_model(vocab_size=len(WORDS), **fields)
-    model.generation_config = GenerationConfig(**{"eos_token_id": 2, "decoder_start_token_id": 0, **settings})
+    model.generation_config = GenerationConfig(
+        **{"eos_token_id": 2, "decoder_start_token_id": 0, **settings}
+    )
     return Probe(model, (tokenizer, tokenizer), exact)
 
 
@@ -95,11 +102,17 @@ def test_pair_has_words_of_the_vocabulary(settings, fields, text, target):
     assert probe.text == text
     assert probe.ids == [*(WORDS.index(word) for word in text.split()), 2]
     assert probe.target == [WORDS.index(letter) for letter in target]
-    assert [probe.names[i] for i in probe.target] == [probe.target_names[i] for i in probe.target] == list(target)
+    assert (
+        [probe.names[i] for i in probe.target]
+        == [probe.target_names[i] for i in probe.target]
+        == list(target)
+    )
     assert probe.end == 2
 
 
-@pytest.mark.parametrize(("settings", "end"), [({"eos_token_id": [7, 2]}, 7), ({"eos_token_id": None}, 2)])
+@pytest.mark.parametrize(
+    ("settings", "end"), [({"eos_token_id": [7, 2]}, 7), ({"eos_token_id": None}, 2)]
+)
 def test_end_of_the_pair_is_that_of_the_search(settings, end):
     assert probe_of(settings).end == end
 
@@ -133,7 +146,9 @@ def test_scores_are_log_probabilities_without_the_forbidden_tokens():
 def test_scores_of_the_model_are_those_of_its_logits():
     probe = probe_of({})
     with torch.no_grad():
-        logits = probe.model(torch.tensor([probe.ids]), decoder_input_ids=torch.tensor([[0, *probe.target]])).logits
+        logits = probe.model(
+            torch.tensor([probe.ids]), decoder_input_ids=torch.tensor([[0, *probe.target]])
+        ).logits
     expected = logits[0].log_softmax(-1)[range(8), [*probe.target, 2]]
     scores = probe.scores_of(probe.model, probe.ids)
     torch.testing.assert_close(scores, expected)
@@ -143,7 +158,9 @@ def test_scores_of_the_model_are_those_of_its_logits():
 # The comparison
 
 
-def compared(monkeypatch: pytest.MonkeyPatch, differences: list[float], exact: bool, **settings: Any) -> str:
+def compared(
+    monkeypatch: pytest.MonkeyPatch, differences: list[float], exact: bool, **settings: Any
+) -> str:
     """The note about an engine whose log-probabilities differ so."""
     known = probe_of(settings)
 

@@ -8,7 +8,12 @@ import torch
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer.interop import exporting, transformers_js
-from hf_vanilla_transformer.interop.ctranslate2 import NEVER, position_table, search_arguments, search_note
+from hf_vanilla_transformer.interop.ctranslate2 import (
+    NEVER,
+    position_table,
+    search_arguments,
+    search_note,
+)
 from hf_vanilla_transformer.interop.joint_tokenizer import SourceIds
 from hf_vanilla_transformer.interop.search_settings import (
     banned_tokens,
@@ -111,7 +116,9 @@ def test_setting_is_applied_or_refused(settings, refused):
     if refused is None:
         assert check_search(model, "the ONNX export") == model.generation_config.to_diff_dict()
     else:
-        assert error_of(check_search, model, "the ONNX export").startswith(f"generation_config.json: {refused}")
+        assert error_of(check_search, model, "the ONNX export").startswith(
+            f"generation_config.json: {refused}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +143,10 @@ def test_note_has_what_a_library_does_not_apply(settings, library, note):
 def test_first_field_that_is_refused_is_named():
     config = tiny_config(d_model=32)
     refuse_fields(config, "no", d_model=False, vocab_size=0)
-    assert error_of(refuse_fields, config, "no", d_model=False, vocab_size=True, dropout=True) == "vocab_size=40: no"
+    assert (
+        error_of(refuse_fields, config, "no", d_model=False, vocab_size=True, dropout=True)
+        == "vocab_size=40: no"
+    )
 
 
 # CTranslate2
@@ -229,7 +239,9 @@ def test_search_of_the_web_is_greedy_with_a_limit(settings, fields, limit):
         "suppress_tokens": [3],
     }
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-    found = generation_settings(model_of(search | ids | settings, decoder_start_token_id=0, **fields))
+    found = generation_settings(
+        model_of(search | ids | settings, decoder_start_token_id=0, **fields)
+    )
     assert found == {
         "num_beams": 1,
         "max_length": limit,
@@ -238,7 +250,9 @@ def test_search_of_the_web_is_greedy_with_a_limit(settings, fields, limit):
         "max_new_tokens": 8,
         **ids,
     }
-    assert generation_settings(model_of({"decoder_start_token_id": 9}))["decoder_start_token_id"] == 9
+    assert (
+        generation_settings(model_of({"decoder_start_token_id": 9}))["decoder_start_token_id"] == 9
+    )
 
 
 @pytest.mark.parametrize(("size", "is_shared"), [(40, True), (71, False)])
@@ -274,8 +288,12 @@ def test_caches_of_the_web_are_in_the_order_of_optimum():
     expected += ["cross_scores.0", "use_cache_branch"]
     values = [SimpleNamespace(name=name) for name in reversed(expected)]
     assert [value.name for value in sorted(values, key=_rank)] == expected
-    outputs = [SimpleNamespace(name=name) for name in ("decoder_norms", "present.0.decoder.key", "logits")]
-    assert [value.name for value in sorted(outputs, key=_rank)] == [each.name for each in reversed(outputs)]
+    outputs = [
+        SimpleNamespace(name=name) for name in ("decoder_norms", "present.0.decoder.key", "logits")
+    ]
+    assert [value.name for value in sorted(outputs, key=_rank)] == [
+        each.name for each in reversed(outputs)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -388,7 +406,9 @@ def test_file_of_argos_is_new_and_has_its_suffix(tmp_path):
         ("marian", "source", "target", False, None),
     ],
 )
-def test_languages_without_a_place_are_refused(target_format, source_mark, target_mark, in_text, reason, monkeypatch):
+def test_languages_without_a_place_are_refused(
+    target_format, source_mark, target_mark, in_text, reason, monkeypatch
+):
     languages = SimpleNamespace(
         source_mark=source_mark, target_mark=target_mark, in_text=in_text, ids={"a": 1, "b": 2}
     )
@@ -399,12 +419,17 @@ def test_languages_without_a_place_are_refused(target_format, source_mark, targe
     else:
         message = error_of(exporting.refuse_languages, target_format, ())
         assert message == f"{target_format}: the model has 2 languages, and {reason}"
-    for each in (SimpleNamespace(source=None, unmarked=False), SimpleNamespace(source=languages, unmarked=True)):
+    for each in (
+        SimpleNamespace(source=None, unmarked=False),
+        SimpleNamespace(source=languages, unmarked=True),
+    ):
         monkeypatch.setattr(exporting, "Directions", lambda *_, each=each: each)
         exporting.refuse_languages(target_format, ())
 
 
-RENORMALISED = "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
+RENORMALISED = (
+    "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
+)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +450,10 @@ RENORMALISED = "; its beams exclude tokens before the softmax, as `generate` doe
 def test_note_has_the_arguments_and_how_scores_differ(settings, excludes):
     tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", *"abc"], **SPECIAL_TOKENS)
     model = model_of(settings)
-    tokens = [*tokenizer.convert_ids_to_tokens(range(7)), *(f"<unused_{number}>" for number in range(7, 40))]
+    tokens = [
+        *tokenizer.convert_ids_to_tokens(range(7)),
+        *(f"<unused_{number}>" for number in range(7, 40)),
+    ]
     listed = ", ".join(f"{name}={value}" for name, value in search_arguments(model, tokens).items())
     expected = f"; its search is an argument of translate_batch: {listed}"
     assert search_note(model, tokenizer) == expected + (RENORMALISED if excludes else "")

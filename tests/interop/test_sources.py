@@ -38,7 +38,9 @@ def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = write_opus_folder(tmp_path / "opus")
-    assert "Helsinki-NLP/opus-mt-en-xx" in error_of(convert, "marian", "Helsinki-NLP/opus-mt-en-xx", tmp_path / "ours")
+    assert "Helsinki-NLP/opus-mt-en-xx" in error_of(
+        convert, "marian", "Helsinki-NLP/opus-mt-en-xx", tmp_path / "ours"
+    )
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",

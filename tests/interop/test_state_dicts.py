@@ -120,7 +120,9 @@ def test_mask_with_more_than_two_values_is_no_mask(mask: Any, is_learned: bool) 
         assert message.startswith("f: a.head_mask has more than two values")
     else:
         assert list(state_dicts.require_tensors(state, "f")) == ["w"]
-    assert "a.position_ids" not in state_dicts.require_tensors({"a.position_ids": torch.rand(3), "w": ONES}, "f")
+    assert "a.position_ids" not in state_dicts.require_tensors(
+        {"a.position_ids": torch.rand(3), "w": ONES}, "f"
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +289,11 @@ def test_module_that_was_saved_whole_has_the_weights_of_its_parts() -> None:
     )
     shared.__setstate__({**vars(shared)["state"], "_modules": {"root": root}})
     found = state_dicts.find_weights({"net": root}, has_w, "f")
-    assert {name: tensor[0].item() for name, tensor in found.items()} == {"w": 1, "u": 3, "again.b": 2}
+    assert {name: tensor[0].item() for name, tensor in found.items()} == {
+        "w": 1,
+        "u": 3,
+        "again.b": 2,
+    }
 
 
 def test_deep_modules_end_after_500_characters() -> None:
@@ -356,8 +362,18 @@ def own(**fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     [
         ({}, {"vocab_size": 40}),
         (
-            {"encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 20, "attention_bias": False},
-            {"encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 20, "attention_bias": False},
+            {
+                "encoder_layers": 1,
+                "decoder_layers": 3,
+                "encoder_ffn_dim": 20,
+                "attention_bias": False,
+            },
+            {
+                "encoder_layers": 1,
+                "decoder_layers": 3,
+                "encoder_ffn_dim": 20,
+                "attention_bias": False,
+            },
         ),
         ({"d_model": 16, "decoder_ffn_dim": 24}, {"d_model": 16, "decoder_ffn_dim": 24}),
         ({"lm_head_bias": True}, {"lm_head_bias": True}),
@@ -372,7 +388,9 @@ def own(**fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ),
     ],
 )
-def test_weights_decide_sizes_depths_and_tying(fields: dict[str, Any], decided: dict[str, Any]) -> None:
+def test_weights_decide_sizes_depths_and_tying(
+    fields: dict[str, Any], decided: dict[str, Any]
+) -> None:
     expected = {
         "d_model": 32,
         "encoder_layers": 2,
@@ -401,8 +419,15 @@ OUTPUT = "lm_head.weight"
 def test_model_of_missing_and_surplus_tensors_names_them() -> None:
     given, tensors = own()
     for count, end in ((1, ""), (4, ""), (5, " …")):
-        missing = [f"model.decoder.layers.0.self_attn.{part}.bias" for part in ("k_proj", "out_proj", "q_proj")]
-        missing = [*missing, "model.decoder.layers.0.self_attn.v_proj.bias", "model.encoder.layers.0.fc1.bias"][:count]
+        missing = [
+            f"model.decoder.layers.0.self_attn.{part}.bias"
+            for part in ("k_proj", "out_proj", "q_proj")
+        ]
+        missing = [
+            *missing,
+            "model.decoder.layers.0.self_attn.v_proj.bias",
+            "model.encoder.layers.0.fc1.bias",
+        ][:count]
         some = {name: tensor for name, tensor in tensors.items() if name not in missing}
         message = error_of(state_dicts.build_model, given, some, str)
         assert message == f"tensors are missing ({count}): {', '.join(missing[:4])}{end}"
@@ -458,7 +483,9 @@ def test_size_that_the_weights_contradict_is_refused(field: str) -> None:
         ),
     ],
 )
-def test_settings_that_no_model_can_have_are_refused(fields: dict[str, Any], message: str | None) -> None:
+def test_settings_that_no_model_can_have_are_refused(
+    fields: dict[str, Any], message: str | None
+) -> None:
     given, tensors = own()
     if message is None:
         assert_fields(state_dicts.build_model(given | fields, tensors, str).config, **fields)
@@ -526,14 +553,19 @@ def test_each_tensor_is_used_once_and_has_its_shape() -> None:
     )
     assert message == f"{SECOND} gives (47, 32) for {SECOND}, which is (48, 32)"
     quantised = tensors | {SECOND: tensors[SECOND].to(torch.int8)}
-    assert error_of(state_dicts.build_model, given, quantised, str).startswith(f"{SECOND} is int8: quantised")
+    assert error_of(state_dicts.build_model, given, quantised, str).startswith(
+        f"{SECOND} is int8: quantised"
+    )
     first = SECOND.replace("1", "0", 1)
     del tensors[SECOND]
 
     def locate(name: str) -> str:
         return first if name == SECOND else name
 
-    assert error_of(state_dicts.build_model, given, tensors, locate) == f"not used exactly once: {first}"
+    assert (
+        error_of(state_dicts.build_model, given, tensors, locate)
+        == f"not used exactly once: {first}"
+    )
 
 
 def test_matrices_are_located_by_rows_and_transposed() -> None:
@@ -555,7 +587,9 @@ def test_matrices_are_located_by_rows_and_transposed() -> None:
     assert found.state_dict()[SECOND].is_contiguous()
 
 
-@pytest.mark.parametrize("name", ["model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.encoder.embed_tokens.weight", "model.encoder.layers.0.fc1.weight"]
+)
 @pytest.mark.parametrize("is_flat", [True, False])
 def test_state_dictionary_without_a_matrix_is_no_transformer(name: str, is_flat: bool) -> None:
     _, tensors = own()

@@ -30,7 +30,9 @@ def test_exports_table_compares_every_engine(tmp_path: Path) -> None:
     assert not records.failed
     assert not records.found["test_marian.py", "refused"]
     marian = exports_table.refusals(records)[-1]
-    assert marian.startswith("Refused by MarianMTModel: position_encoding_type=learned; attention_bias=False; ")
+    assert marian.startswith(
+        "Refused by MarianMTModel: position_encoding_type=learned; attention_bias=False; "
+    )
 
 
 @pytest.mark.slow

@@ -119,7 +119,12 @@ def dropouts(*values: float) -> dict[str, float]:
         ),
         (
             read_fairseq,
-            {"dropout": 0, "activation_dropout": 0.1, "relu_dropout": 0.3, "no_scale_embedding": True},
+            {
+                "dropout": 0,
+                "activation_dropout": 0.1,
+                "relu_dropout": 0.3,
+                "no_scale_embedding": True,
+            },
             {**dropouts(0.0, 0.0, 0.1), "scale_embedding": False},
         ),
         (
@@ -239,7 +244,9 @@ def dropouts(*values: float) -> dict[str, float]:
         ),
     ],
 )
-def test_options_of_a_toolkit_become_fields(read: Read, changes: dict, expected: dict, tmp_path: Path) -> None:
+def test_options_of_a_toolkit_become_fields(
+    read: Read, changes: dict, expected: dict, tmp_path: Path
+) -> None:
     config = read(tmp_path, changes).model.config
     if "encoder_attention_heads" not in expected:
         expected = expected | {"encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS}
@@ -269,7 +276,9 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
     for stack in given["model"].values():
         del stack["num_heads"]
         stack["hidden_size"] = 2 * D
-    weights = {name: tensor for name, tensor in joeynmt_files.weights((7, 6)).items() if ".pe" not in name}
+    weights = {
+        name: tensor for name, tensor in joeynmt_files.weights((7, 6)).items() if ".pe" not in name
+    }
     joeynmt_files.save(tmp_path / "joey", wide(weights), given=given)
     found = joeynmt.from_joeynmt(tmp_path / "joey").model.config
     assert_fields(found, encoder_attention_heads=4, decoder_attention_heads=8)
@@ -344,8 +353,16 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
         ),
         (read_marian_search, {"normalize": False}, {"length_penalty": 0.0}),
         (read_marian_search, {"normalize": True}, {"length_penalty": 1.0}),
-        (read_marian_search, {"normalize": 1, "beam_size": 1}, {"length_penalty": 1.0, "num_beams": 1}),
-        (read_marian_search, {"normalize": 0.6, "beam_size": 2}, {"length_penalty": 0.6, "num_beams": 2}),
+        (
+            read_marian_search,
+            {"normalize": 1, "beam_size": 1},
+            {"length_penalty": 1.0, "num_beams": 1},
+        ),
+        (
+            read_marian_search,
+            {"normalize": 0.6, "beam_size": 2},
+            {"length_penalty": 0.6, "num_beams": 2},
+        ),
         (
             read_fairseq,
             {},
@@ -403,7 +420,12 @@ def test_heads_have_the_usual_number_of_each_toolkit(tmp_path: Path) -> None:
         ),
         (
             read_eole_search,
-            {"length_penalty": "none", "min_length": 2, "block_ngram_repeat": 3, "ban_unk_token": True},
+            {
+                "length_penalty": "none",
+                "min_length": 2,
+                "block_ngram_repeat": 3,
+                "ban_unk_token": True,
+            },
             {
                 "length_penalty": 0.0,
                 "min_new_tokens": 2,
@@ -509,7 +531,9 @@ def test_options_of_a_toolkit_become_settings_of_the_search(
         (read_joeynmt_search, "min_output_length", -1),
     ],
 )
-def test_option_out_of_bounds_is_refused_by_name(read: Read, option: str, value: Any, tmp_path: Path) -> None:
+def test_option_out_of_bounds_is_refused_by_name(
+    read: Read, option: str, value: Any, tmp_path: Path
+) -> None:
     error = error_of(read, tmp_path, {option: value})
     name = option.rpartition(".")[2].replace("_", "-")
     assert f"{name}={value}".replace("[-0.1]", "-0.1") in error.replace("_", "-")
@@ -523,7 +547,9 @@ def test_joeynmt_sizes_have_its_defaults(tmp_path: Path) -> None:
     assert error_of(joeynmt.from_joeynmt, tmp_path).endswith(message)
     del given["model"]["encoder"]["hidden_size"]
     joeynmt_files.save(tmp_path, joeynmt_files.weights((7, 6)), given=given)
-    assert f"hidden_size: encoder and decoder have 512 and {D}" in error_of(joeynmt.from_joeynmt, tmp_path)
+    assert f"hidden_size: encoder and decoder have 512 and {D}" in error_of(
+        joeynmt.from_joeynmt, tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -537,7 +563,9 @@ def test_joeynmt_sizes_have_its_defaults(tmp_path: Path) -> None:
         ({"max_output_length": 9, "repetition_penalty": 1.0}, []),
     ],
 )
-def test_differences_of_the_search_of_joeynmt_are_named(changes: dict, notes: list[str], tmp_path: Path) -> None:
+def test_differences_of_the_search_of_joeynmt_are_named(
+    changes: dict, notes: list[str], tmp_path: Path
+) -> None:
     found = read_joeynmt_search(tmp_path, changes).notes
     assert len(found) == len(notes)
     for note, expected in zip(found, notes, strict=True):
@@ -549,5 +577,8 @@ def test_notes_of_a_conversion_are_those_that_concern_it(tmp_path: Path) -> None
     assert read_opennmt(tmp_path, {}).notes == ["the checkpoint contains no vocabularies"]
     eole_notes = read_eole(tmp_path, {}).notes
     assert eole_notes[-1] == eole.SEARCH_NOTE
-    assert "`generate` has no inference.ratio, so it is dropped" in read_eole_search(tmp_path, {"ratio": 1.5}).notes
+    assert (
+        "`generate` has no inference.ratio, so it is dropped"
+        in read_eole_search(tmp_path, {"ratio": 1.5}).notes
+    )
     assert read_marian(tmp_path, {}).notes == []

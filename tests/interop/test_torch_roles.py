@@ -39,7 +39,9 @@ def stacks(prefix: str = "t.", layers: int = 1) -> dict[str, Tensor]:
         ([], False),
     ],
 )
-def test_transformer_has_a_cross_attention_in_its_first_layer(names: list[str], expected: bool) -> None:
+def test_transformer_has_a_cross_attention_in_its_first_layer(
+    names: list[str], expected: bool
+) -> None:
     assert torch_roles.is_transformer(names) is expected
 
 
@@ -61,14 +63,22 @@ def test_other_numbers_of_stacks_are_named() -> None:
         ({"x": torch.ones(1)}, "0 encoders () and 0 decoders ()"),
     ):
         message = error_of(torch_roles.stack_paths, tensors, "f")
-        assert message.startswith(f"f: there are {listed} of torch.nn.Transformer among {len(tensors)} tensors")
+        assert message.startswith(
+            f"f: there are {listed} of torch.nn.Transformer among {len(tensors)} tensors"
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "located"),
     [
-        ("model.encoder.layers.0.self_attn.q_proj.weight", ("layers.0.self_attn.in_proj_weight", 0)),
-        ("model.encoder.layers.2.self_attn.k_proj.weight", ("layers.2.self_attn.in_proj_weight", 4)),
+        (
+            "model.encoder.layers.0.self_attn.q_proj.weight",
+            ("layers.0.self_attn.in_proj_weight", 0),
+        ),
+        (
+            "model.encoder.layers.2.self_attn.k_proj.weight",
+            ("layers.2.self_attn.in_proj_weight", 4),
+        ),
         ("model.encoder.layers.0.self_attn.v_proj.bias", ("layers.0.self_attn.in_proj_bias", 8)),
         ("model.encoder.layers.0.self_attn.out_proj.weight", "layers.0.self_attn.out_proj.weight"),
         ("model.encoder.layers.0.self_attn_layer_norm.bias", "layers.0.norm1.bias"),
@@ -76,9 +86,18 @@ def test_other_numbers_of_stacks_are_named() -> None:
         ("model.encoder.layers.0.fc1.weight", "layers.0.linear1.weight"),
         ("model.encoder.layers.0.fc2.bias", "layers.0.linear2.bias"),
         ("model.encoder.layer_norm.weight", "norm.weight"),
-        ("model.decoder.layers.0.cross_attn.q_proj.bias", ("layers.0.multihead_attn.in_proj_bias", 0)),
-        ("model.decoder.layers.0.cross_attn.v_proj.weight", ("layers.0.multihead_attn.in_proj_weight", 8)),
-        ("model.decoder.layers.0.cross_attn.out_proj.bias", "layers.0.multihead_attn.out_proj.bias"),
+        (
+            "model.decoder.layers.0.cross_attn.q_proj.bias",
+            ("layers.0.multihead_attn.in_proj_bias", 0),
+        ),
+        (
+            "model.decoder.layers.0.cross_attn.v_proj.weight",
+            ("layers.0.multihead_attn.in_proj_weight", 8),
+        ),
+        (
+            "model.decoder.layers.0.cross_attn.out_proj.bias",
+            "layers.0.multihead_attn.out_proj.bias",
+        ),
         ("model.decoder.layers.0.cross_attn_layer_norm.bias", "layers.0.norm2.bias"),
         ("model.decoder.layers.0.self_attn_layer_norm.bias", "layers.0.norm1.bias"),
         ("model.decoder.layers.1.final_layer_norm.weight", "layers.1.norm3.weight"),
@@ -105,7 +124,9 @@ def test_our_parameters_are_located_in_the_stacks(name: str, located: Any) -> No
         ({"x.scale": torch.ones(2)}, ["x.scale"]),
     ],
 )
-def test_integers_are_no_weights_unless_their_names_say_so(others: dict[str, Tensor], kept: list[str]) -> None:
+def test_integers_are_no_weights_unless_their_names_say_so(
+    others: dict[str, Tensor], kept: list[str]
+) -> None:
     own = stacks("")
     assert list(torch_roles.one_model(own | others)) == [*own, *kept]
 
@@ -142,7 +163,9 @@ MATRIX = (9, WIDTH)
         ("tok_in.weight", "tok_dec.weight", "final_unemb.weight"),
     ],
 )
-def test_matrices_around_the_stacks_are_known_by_words(source: str, target: str, output: str) -> None:
+def test_matrices_around_the_stacks_are_known_by_words(
+    source: str, target: str, output: str
+) -> None:
     names = {
         source: MATRIX,
         target: MATRIX,
@@ -166,13 +189,27 @@ def test_one_embedding_serves_both_sides() -> None:
         ({"my_pe.table": (5, WIDTH)}, ["my_pe.table"]),
         ({"POSITION.weight": (5, WIDTH)}, ["POSITION.weight"]),
         ({"pos_scale": (1,)}, []),
-        ({"tgt_pos.weight": (5, WIDTH), "src_pos.weight": (5, WIDTH)}, ["src_pos.weight", "tgt_pos.weight"]),
-        ({"src_pos.weight": (5, WIDTH), "dec_pos.weight": (5, WIDTH)}, ["src_pos.weight", "dec_pos.weight"]),
-        ({"b_pos.weight": (5, WIDTH), "enc_pos.weight": (5, WIDTH)}, ["enc_pos.weight", "b_pos.weight"]),
-        ({"dec_pos.weight": (5, WIDTH), "pos.weight": (5, WIDTH)}, ["pos.weight", "dec_pos.weight"]),
+        (
+            {"tgt_pos.weight": (5, WIDTH), "src_pos.weight": (5, WIDTH)},
+            ["src_pos.weight", "tgt_pos.weight"],
+        ),
+        (
+            {"src_pos.weight": (5, WIDTH), "dec_pos.weight": (5, WIDTH)},
+            ["src_pos.weight", "dec_pos.weight"],
+        ),
+        (
+            {"b_pos.weight": (5, WIDTH), "enc_pos.weight": (5, WIDTH)},
+            ["enc_pos.weight", "b_pos.weight"],
+        ),
+        (
+            {"dec_pos.weight": (5, WIDTH), "pos.weight": (5, WIDTH)},
+            ["pos.weight", "dec_pos.weight"],
+        ),
     ],
 )
-def test_tables_of_positions_are_those_of_source_and_target(tables: dict[str, tuple], expected: list[str]) -> None:
+def test_tables_of_positions_are_those_of_source_and_target(
+    tables: dict[str, tuple], expected: list[str]
+) -> None:
     names = {"src_emb.weight": MATRIX, "tgt_emb.weight": MATRIX, "fc.weight": MATRIX}
     found = around(names | tables)
     assert found.positions == expected
@@ -182,11 +219,23 @@ def test_tables_of_positions_are_those_of_source_and_target(tables: dict[str, tu
 @pytest.mark.parametrize(
     ("names", "given", "message"),
     [
-        (["src_emb", "tgt_emb"], {}, "output_layer is missing: give the name of that module, because 0 tensors of 2"),
-        (["src_emb", "tgt_emb", "a", "b"], {}, "output_layer is missing: give the name of that module, because 2"),
+        (
+            ["src_emb", "tgt_emb"],
+            {},
+            "output_layer is missing: give the name of that module, because 0 tensors of 2",
+        ),
+        (
+            ["src_emb", "tgt_emb", "a", "b"],
+            {},
+            "output_layer is missing: give the name of that module, because 2",
+        ),
         (["src_emb", "src_tok", "tgt_emb", "a"], {}, "source_embedding is missing"),
         (["src_emb", "tgt_emb", "tgt_tok", "a"], {}, "target_embedding is missing"),
-        (["emb", "tok", "a"], {}, "source_embedding is missing: give the name of that module, because 0 tensors of 3"),
+        (
+            ["emb", "tok", "a"],
+            {},
+            "source_embedding is missing: give the name of that module, because 0 tensors of 3",
+        ),
         (["src_emb", "tgt_emb", "a", "b"], {"output": "b"}, None),
         (["emb", "tok", "a"], {"source": "emb", "target": "tok"}, None),
         (["x", "y", "a"], {"source": "x", "target": "y"}, None),

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from hf_vanilla_transformer.interop import torch_transformer
 from hf_vanilla_transformer.interop.converted import Converted
 from hf_vanilla_transformer.text.tokenizer_training import fast_tokenizer
-from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, TUTORIAL_OPTIONS, AroundTorch
+from tests.interop.checkpoints.torch_transformer import (
+    PEER,
+    PYTORCH_TUTORIAL,
+    TUTORIAL_OPTIONS,
+    AroundTorch,
+)
 from tests.interop.conftest import Compare
 from tests.interop.foreign import SOURCES, TARGETS, assert_fields, converted
 from tests.model_helpers import error_of, randomise
@@ -92,7 +97,9 @@ def test_torch_transformer_without_final_norm(model_file: Path, compared: Compar
         "dropout": 0.0,
         "batch_first": True,
     }
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**common), 2, enable_nested_tensor=False
+    )
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
     around = AroundTorch(
         PYTORCH_TUTORIAL,
@@ -175,7 +182,8 @@ WRAPPERS: dict[str, Callable[[dict], Any]] = {
         "causal": torch.ones(5, 5, dtype=torch.bool),
     },
     "checkpointed": lambda weights: {
-        name.replace("layers.0", "layers.0._checkpoint_wrapped_module"): weight for name, weight in weights.items()
+        name.replace("layers.0", "layers.0._checkpoint_wrapped_module"): weight
+        for name, weight in weights.items()
     },
 }
 
@@ -261,7 +269,9 @@ def test_torch_surplus_weights_are_refused_or_named(state: Weights) -> None:
         ),
     ],
 )
-def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, options: dict, message: str) -> None:
+def test_torch_options_that_are_missing_or_unknown_are_named(
+    names: dict, options: dict, message: str
+) -> None:
     assert message in error_of(from_torch, AroundTorch(names).state_dict(), **options)
 
 
@@ -297,7 +307,9 @@ def test_tables_of_positions_are_as_long_as_the_shorter_one_and_may_be_named() -
     config = from_torch(state | {"trg_position_embedding.weight": short}, 4).model.config
     assert_fields(config, position_encoding_type="learned", max_position_embeddings=15)
     table = torch.randn(7, 1, 32)
-    named = {name: tensor for name, tensor in state.items() if "position" not in name} | {"x.rows": table}
+    named = {name: tensor for name, tensor in state.items() if "position" not in name} | {
+        "x.rows": table
+    }
     model = from_torch(named, 4, positions="x.rows").model
     for stack in (model.model.encoder, model.model.decoder):
         assert stack.embed_positions.weight.equal(table[:, 0])
@@ -332,7 +344,9 @@ def test_torch_tokenizer_is_given(kind: str, model_file: Path, tmp_path: Path) -
         backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
         backend.pre_tokenizer = pre_tokenizers.Whitespace()
         special = ["[UNK]", "[PAD]", "[SOS]", "[EOS]"]
-        backend.train_from_iterator(lines, trainers.WordLevelTrainer(special_tokens=special, vocab_size=30))
+        backend.train_from_iterator(
+            lines, trainers.WordLevelTrainer(special_tokens=special, vocab_size=30)
+        )
         sides.append(backend)
         file = tmp_path / f"{name}.json"
         backend.save(str(file))
@@ -367,7 +381,9 @@ def write_tokens(path: Path, *tokens: str) -> None:
     Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])).save(str(path))
 
 
-def test_torch_tokenizer_with_other_ids_or_more_tokens_than_the_model_is_named(state: Weights, tmp_path: Path) -> None:
+def test_torch_tokenizer_with_other_ids_or_more_tokens_than_the_model_is_named(
+    state: Weights, tmp_path: Path
+) -> None:
     file = tmp_path / "t.json"
     write_tokens(file, "<pad>", "<unk>", "<bos>", "<eos>", "a")
     notes = "; ".join(from_torch(state, 4, tokenizer=file).notes)
@@ -391,7 +407,9 @@ def test_torch_tokenizer_with_other_ids_or_more_tokens_than_the_model_is_named(s
         ("a\nb\n", ""),
     ],
 )
-def test_torch_bad_tokenizer_gives_one_line(content: str, message: str, state: Weights, tmp_path: Path) -> None:
+def test_torch_bad_tokenizer_gives_one_line(
+    content: str, message: str, state: Weights, tmp_path: Path
+) -> None:
     file = tmp_path / "t.json"
     file.write_text(content)
     assert f"{file}{message}" in error_of(from_torch, state, 4, tokenizer=file)

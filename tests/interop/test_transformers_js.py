@@ -41,7 +41,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 # Each takes half a minute, so that pre-norm has the fields of "split", too.
-CASES_OF_GRAPHS = {name: fields for name, fields in CASES.items() if name not in ("pre-norm", "split")}
+CASES_OF_GRAPHS = {
+    name: fields for name, fields in CASES.items() if name not in ("pre-norm", "split")
+}
 CASES_OF_GRAPHS["pre"] = CASES["split"] | {
     "layer_norm_position": "pre",
     "final_layer_norm": True,
@@ -82,7 +84,9 @@ def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None
         outputs = graphs.decode(target, mask, graphs.encode(ids, mask), {})
         hidden = ~mask.bool()[:, None, None]  # (B, 1, 1, S)
         for layer, weights in enumerate(expected.cross_attentions):
-            scores = torch.from_numpy(outputs[f"cross_scores.{layer}"]).masked_fill(hidden, -torch.inf)
+            scores = torch.from_numpy(outputs[f"cross_scores.{layer}"]).masked_fill(
+                hidden, -torch.inf
+            )
             assert_near(scores.softmax(dim=-1), weights, 1e-5, f"layer {layer}")
 
 
@@ -95,7 +99,9 @@ def test_graph_ends_a_translation_where_generate_does(tmp_path: Path) -> None:
     ids = padded(sentences([5, 3], 320))
     target = padded(sentences([9, 9], 320, seed=1))
     mask = ids.ne(PAD).long()
-    logits = Graphs(tmp_path / "out").all_logits(ids, mask, target, [3] + [1] * (target.shape[1] - 3))
+    logits = Graphs(tmp_path / "out").all_logits(
+        ids, mask, target, [3] + [1] * (target.shape[1] - 3)
+    )
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
     for row, most in enumerate((mask.sum(dim=1) + 2).tolist()):  # tokens of the longest translation
         assert_near(logits[row, :most], expected[row, :most], 1e-5)
@@ -109,8 +115,12 @@ def test_other_dtypes_are_smaller_and_near(exported: Exported) -> None:
     assert sizes["q8"] < 0.4 * sizes["fp32"]
     assert sizes["fp16"] < 0.6 * sizes["fp32"]
     for dtype, size in sizes.items():
-        assert size == sum((folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx").stat().st_size for name in GRAPHS)
-    assert sizes["fp32"] < 1.1 * (4 * model.num_parameters() + 4 * 320 * 128 + 200_000)  # a tied matrix once a graph
+        assert size == sum(
+            (folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx").stat().st_size for name in GRAPHS
+        )
+    assert sizes["fp32"] < 1.1 * (
+        4 * model.num_parameters() + 4 * 320 * 128 + 200_000
+    )  # a tied matrix once a graph
     ids = padded(sentences([7, 3], 320))
     target = padded(sentences([6, 6], 320, seed=1))
     mask = ids.ne(PAD).long()
@@ -118,7 +128,9 @@ def test_other_dtypes_are_smaller_and_near(exported: Exported) -> None:
     for dtype, tolerance in (("fp16", 0.01), ("q8", 0.15)):
         found = Graphs(folder, dtype).all_logits(ids, mask, target, [1, 5])
         assert (found - exact).abs().mean() < tolerance * exact.std(), dtype
-    assert json.loads((folder / "config.json").read_text())["transformers.js_config"] == {"dtype": "q8"}
+    assert json.loads((folder / "config.json").read_text())["transformers.js_config"] == {
+        "dtype": "q8"
+    }
 
 
 def test_setting_that_the_web_lacks_is_refused(tmp_path: Path) -> None:

@@ -106,18 +106,24 @@ CASES = {
         FFN,
     ),
     "m2m100": Format(
-        lambda to: saved_folder(to / "m2m", SAFETENSORS, lambda folder: write_m2m100_folder(folder, tokenizer=False)),
+        lambda to: saved_folder(
+            to / "m2m", SAFETENSORS, lambda folder: write_m2m100_folder(folder, tokenizer=False)
+        ),
         "model.shared.weight",
         FFN,
     ),
     "opennmt": Format(
-        lambda to: saved_model(to, "model.pt", lambda path: opennmt.save(path, *opennmt.weights((9, 8)))),
+        lambda to: saved_model(
+            to, "model.pt", lambda path: opennmt.save(path, *opennmt.weights((9, 8)))
+        ),
         "encoder.embeddings.make_embedding.emb_luts.0.weight",
         "encoder.transformer.0.feed_forward.w_1.weight",
         "model",
     ),
     "eole": Format(
-        lambda to: saved_folder(to, "model.00.safetensors", lambda folder: eole.save(folder, eole.weights())),
+        lambda to: saved_folder(
+            to, "model.00.safetensors", lambda folder: eole.save(folder, eole.weights())
+        ),
         "src_emb.embeddings.weight",
         "encoder.transformer_layers.0.mlp.gate_up_proj.weight",
     ),
@@ -128,13 +134,17 @@ CASES = {
         options={"heads": 4, **TUTORIAL_OPTIONS},
     ),
     "fairseq": Format(
-        lambda to: saved_model(to, "model.pt", lambda path: fairseq.save(path, fairseq.weights(23, 29))),
+        lambda to: saved_model(
+            to, "model.pt", lambda path: fairseq.save(path, fairseq.weights(23, 29))
+        ),
         "encoder.embed_tokens.weight",
         "encoder.layers.0.fc1.weight",
         "model",
     ),
     "marian-npz": Format(
-        lambda to: saved_model(to, "model.npz", lambda path: marian_npz.save(path, marian_npz.weights((23, 23)))),
+        lambda to: saved_model(
+            to, "model.npz", lambda path: marian_npz.save(path, marian_npz.weights((23, 23)))
+        ),
         "Wemb",
         "encoder_l1_ffn_W1",
     ),
@@ -187,13 +197,20 @@ def test_untrusted_cases_cover_every_format() -> None:
     assert set(CASES) == set(FORMATS)
 
 
-def test_untrusted_complete_files_are_converted(copied: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_untrusted_complete_files_are_converted(
+    copied: tuple[str, Path, Path], tmp_path: Path
+) -> None:
     name, source, _ = copied
     convert(name, source, tmp_path / "out", **CASES[name].options)
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-WRONG_CONTENTS = [*(0, 20, 0.6, 0.98), b"<!DOCTYPE html><title>404</title>", b"PK\x03\x04" * 99, None]
+WRONG_CONTENTS = [
+    *(0, 20, 0.6, 0.98),
+    b"<!DOCTYPE html><title>404</title>",
+    b"PK\x03\x04" * 99,
+    None,
+]
 
 
 @pytest.mark.parametrize("left", WRONG_CONTENTS)
@@ -219,7 +236,9 @@ def quantised(tensor: Tensor) -> Tensor:
 
 CHANGES: dict[str, Callable[[Tensors, Format], object]] = {
     "missing": lambda tensors, case: tensors.pop(case.linear),
-    "surplus": lambda tensors, case: tensors.update({"encoder.layers.0.adapter.weight": torch.ones(3)}),
+    "surplus": lambda tensors, case: tensors.update(
+        {"encoder.layers.0.adapter.weight": torch.ones(3)}
+    ),
     "transposed": lambda tensors, case: replace(tensors, case.linear, lambda weight: weight.T),
     "narrower": lambda tensors, case: replace(tensors, case.embedding, lambda table: table[:, :-1]),
     "flat": lambda tensors, case: replace(tensors, case.embedding, torch.flatten),
@@ -304,8 +323,19 @@ def tokenize(text: str) -> list[str]:
 HARMLESS: dict[str, Any] = {
     "NumPy's numbers": [np.float64(2.5), np.int32(1), np.bool_(True), np.str_("x")],
     "NumPy's arrays": [np.arange(6.0).reshape(2, 3), np.array(["a"]), np.array([{}], dtype=object)],
-    "random states": [np.random.get_state(), np.random.default_rng(1), random.Random(1), torch.Generator()],
-    "paths and dates": [Path("x"), datetime.now(), timedelta(1), datetime.now(timezone.utc), Decimal(1)],
+    "random states": [
+        np.random.get_state(),
+        np.random.default_rng(1),
+        random.Random(1),
+        torch.Generator(),
+    ],
+    "paths and dates": [
+        Path("x"),
+        datetime.now(),
+        timedelta(1),
+        datetime.now(timezone.utc),
+        Decimal(1),
+    ],
     "collections": [
         defaultdict(list, {"a": [1]}),
         deque([1], maxlen=3),
@@ -323,9 +353,18 @@ HARMLESS: dict[str, Any] = {
         SimpleNamespace(a=1),
         int,
     ],
-    "objects": [Settings(a=Settings()), Attributes(a=1), Lines([1]), Namespace(lr=np.float32(1), to=Path("x"))],
+    "objects": [
+        Settings(a=Settings()),
+        Attributes(a=1),
+        Lines([1]),
+        Namespace(lr=np.float32(1), to=Path("x")),
+    ],
     "functions": [tokenize, partial(tokenize, "a b"), torch.nn.functional.gelu],
-    "optimizers": [torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]), torch.device("cpu"), torch.float16],
+    "optimizers": [
+        torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]),
+        torch.device("cpu"),
+        torch.float16,
+    ],
     "modules": [torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss],
 }
 

@@ -14,7 +14,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.interop import vocabularies
-from hf_vanilla_transformer.interop.vocabularies import PRETOKENIZED, SEQUENCES, SPLIT_AT_SPACES, TextSide
+from hf_vanilla_transformer.interop.vocabularies import (
+    PRETOKENIZED,
+    SEQUENCES,
+    SPLIT_AT_SPACES,
+    TextSide,
+)
 from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, learnt_codes, train_sentencepiece
 from tests.model_helpers import error_of, tiny_model
 
@@ -29,8 +34,13 @@ def side(*tokens: str, **fields: Any) -> TextSide:
 def test_each_token_has_one_id() -> None:
     assert vocabularies.ids_by_token(["b", "a"]) == {"b": 0, "a": 1}
     assert vocabularies.ids_by_token([]) == {}
-    assert error_of(vocabularies.ids_by_token, ["a", "b", "b", "a"], "f.txt") == "f.txt: 'a' occurs twice"
-    assert error_of(vocabularies.ids_by_token, ["a", "b", "b"]) == "the vocabulary: 'b' occurs twice"
+    assert (
+        error_of(vocabularies.ids_by_token, ["a", "b", "b", "a"], "f.txt")
+        == "f.txt: 'a' occurs twice"
+    )
+    assert (
+        error_of(vocabularies.ids_by_token, ["a", "b", "b"]) == "the vocabulary: 'b' occurs twice"
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +53,9 @@ def test_each_token_has_one_id() -> None:
         ("a", "b", ["a", "b"]),
     ],
 )
-def test_one_file_may_serve_both_sides(source: str | None, target: str | None, expected: list[str]) -> None:
+def test_one_file_may_serve_both_sides(
+    source: str | None, target: str | None, expected: list[str]
+) -> None:
     assert vocabularies.both_sides(source, target) == list(map(Path, expected))
 
 
@@ -52,7 +64,10 @@ def test_raw_text_needs_sentencepiece_or_codes() -> None:
     assert vocabularies.raw_text([], []) == [{}, {}]
     assert vocabularies.raw_text([a, b], []) == [{"spm": a}, {"spm": b}]
     assert vocabularies.raw_text([], [a, b]) == [{"codes": a}, {"codes": b}]
-    assert error_of(vocabularies.raw_text, [a, a], [b, b]) == "codes=b, sentencepiece=a: give one of them"
+    assert (
+        error_of(vocabularies.raw_text, [a, a], [b, b])
+        == "codes=b, sentencepiece=a: give one of them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +85,8 @@ def test_raw_text_needs_sentencepiece_or_codes() -> None:
 def test_ids_of_tokens_count_from_zero(ids: dict[str, Any], tokens: list[str] | None) -> None:
     if tokens is None:
         assert (
-            error_of(vocabularies.tokens_by_id, ids, "no vocabulary") == "no vocabulary: its ids do not count from 0"
+            error_of(vocabularies.tokens_by_id, ids, "no vocabulary")
+            == "no vocabulary: its ids do not count from 0"
         )
     else:
         assert vocabularies.tokens_by_id(ids, "no vocabulary") == tokens
@@ -78,7 +94,9 @@ def test_ids_of_tokens_count_from_zero(ids: dict[str, Any], tokens: list[str] | 
 
 @pytest.mark.parametrize("number", ["x", None, [1]])
 def test_ids_of_tokens_are_numbers(number: object) -> None:
-    assert error_of(vocabularies.tokens_by_id, {"a": number}, "no vocabulary").startswith("no vocabulary (")
+    assert error_of(vocabularies.tokens_by_id, {"a": number}, "no vocabulary").startswith(
+        "no vocabulary ("
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +117,9 @@ def test_lines_of_a_vocabulary(content: bytes, lines: list[str], tmp_path: Path)
 
 def test_lines_of_a_vocabulary_are_utf8(tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(b"\xff\n")
-    assert f"{tmp_path / 'v'}: no UTF-8 text" in error_of(vocabularies.vocabulary_lines, tmp_path / "v")
+    assert f"{tmp_path / 'v'}: no UTF-8 text" in error_of(
+        vocabularies.vocabulary_lines, tmp_path / "v"
+    )
     assert "no such file" in error_of(vocabularies.vocabulary_lines, tmp_path / "w")
 
 
@@ -113,7 +133,9 @@ def test_lines_of_a_vocabulary_are_utf8(tmp_path: Path) -> None:
         ({"lowercase": False}, "A c", [0, 6, 3]),
     ],
 )
-def test_tokenized_text_is_split_at_white_space(fields: dict[str, Any], text: str, ids: list[int]) -> None:
+def test_tokenized_text_is_split_at_white_space(
+    fields: dict[str, Any], text: str, ids: list[int]
+) -> None:
     tokenizer = vocabularies.whitespace_tokenizer(side("a", "b@@", "c", **fields))
     assert tokenizer(text)["input_ids"] == ids
     assert tokenizer.unk_token_id == 0
@@ -133,7 +155,9 @@ def test_tokenized_text_is_split_at_white_space(fields: dict[str, Any], text: st
 def test_pieces_of_words_are_joined(ids: list[int], text: str) -> None:
     tokenizer = vocabularies.whitespace_tokenizer(side("a", "b@@", "c"))
     assert tokenizer.decode(ids).removesuffix("@@") == text.removesuffix("@@")
-    assert tokenizer.decode([*ids, 3], skip_special_tokens=True).removesuffix("@@") == text.removesuffix("@@")
+    assert tokenizer.decode([*ids, 3], skip_special_tokens=True).removesuffix(
+        "@@"
+    ) == text.removesuffix("@@")
 
 
 def both(source: TextSide, target: TextSide) -> Any:
@@ -153,7 +177,9 @@ def both(source: TextSide, target: TextSide) -> Any:
         ({"is_tokenized": False}, False),
     ],
 )
-def test_one_tokenizer_serves_sides_that_are_the_same(changes: dict[str, Any], is_one: bool) -> None:
+def test_one_tokenizer_serves_sides_that_are_the_same(
+    changes: dict[str, Any], is_one: bool
+) -> None:
     source = TextSide([*NAMES, "a"], SPECIAL)
     target = TextSide(**{"tokens": [*NAMES, "a"], "special": SPECIAL, **changes})
     found = both(source, target)
@@ -178,7 +204,10 @@ def test_text_that_is_only_split_needs_no_note() -> None:
 )
 def test_vocabulary_has_as_many_tokens_as_the_model(more: tuple[int, int], which: str) -> None:
     model = tiny_model(vocab_size=6)
-    sides = [side(*"abc"[: 2 + count], origin=origin) for count, origin in zip(more, ("s.txt", "t.txt"), strict=True)]
+    sides = [
+        side(*"abc"[: 2 + count], origin=origin)
+        for count, origin in zip(more, ("s.txt", "t.txt"), strict=True)
+    ]
     size = 6 + sum(more)
     message = error_of(vocabularies.with_tokenizers, model, *sides)
     assert message == f"{which}: {size} tokens with the special ones, but the model has 6"
@@ -210,7 +239,9 @@ def write_tokenizer(path: Path, tokens: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("starts", "first"), [(True, [2]), (False, [])])
-def test_given_tokenizer_ends_a_text_and_starts_it_if_wanted(starts: bool, first: list[int], tmp_path: Path) -> None:
+def test_given_tokenizer_ends_a_text_and_starts_it_if_wanted(
+    starts: bool, first: list[int], tmp_path: Path
+) -> None:
     file = write_tokenizer(tmp_path / "t.json", [*NAMES, "a"])
     ids = {"unk_token": 0, "pad_token": None, "bos_token": 2, "eos_token": 3}
     tokenizer = vocabularies.given_tokenizer(file, ids, starts)
@@ -220,7 +251,9 @@ def test_given_tokenizer_ends_a_text_and_starts_it_if_wanted(starts: bool, first
 
 
 @pytest.mark.parametrize(("number", "is_there"), [(0, True), (4, True), (5, False), (-1, False)])
-def test_given_tokenizer_has_the_ids_of_the_model(number: int, is_there: bool, tmp_path: Path) -> None:
+def test_given_tokenizer_has_the_ids_of_the_model(
+    number: int, is_there: bool, tmp_path: Path
+) -> None:
     file = write_tokenizer(tmp_path / "t.json", [*NAMES, "a"])
     ids = {"bos_token": 2, "eos_token": 3, "pad_token": number}
     if is_there:
@@ -243,7 +276,9 @@ def test_folder_of_a_tokenizer_gets_the_padding_of_the_model(
     own: str | None, of_model: int | None, expected: str | None, tmp_path: Path
 ) -> None:
     write_tokenizer(tmp_path / "t.json", [*NAMES, "a"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "t.json"), pad_token=own, unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "t.json"), pad_token=own, unk_token="<unk>"
+    )
     tokenizer.save_pretrained(tmp_path / "folder")
     found = vocabularies.given_tokenizer(tmp_path / "folder", {"pad_token": of_model}, False)
     assert found.pad_token == expected
@@ -287,7 +322,9 @@ IDENTITY = {"normalization_rule_name": "identity"}
     ids=str,
 )
 @pytest.mark.parametrize("ends", [True, False])
-def test_sentencepiece_pieces_have_the_ids_of_the_toolkit(settings: dict, ends: bool, tmp_path: Path) -> None:
+def test_sentencepiece_pieces_have_the_ids_of_the_toolkit(
+    settings: dict, ends: bool, tmp_path: Path
+) -> None:
     spm = tmp_path / "spm.model"
     pieces = [
         piece
@@ -301,7 +338,9 @@ def test_sentencepiece_pieces_have_the_ids_of_the_toolkit(settings: dict, ends: 
     assert vocabularies.sentencepiece_pieces(spm)[3:] == [*dict.fromkeys(pieces)]
     # a token of several unknown characters, and one that no text contains
     tokens = [*NAMES, *pieces[::-1], "漢", "unseen"]
-    tokenizer = vocabularies.fast_sentencepiece_tokenizer(TextSide(tokens, SPECIAL, spm=spm, ends=ends))
+    tokenizer = vocabularies.fast_sentencepiece_tokenizer(
+        TextSide(tokens, SPECIAL, spm=spm, ends=ends)
+    )
     ids = {token: number for number, token in enumerate(tokens)}
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
     for text in [*RAW, " one", "   two", "▁one", " ▁two"]:
@@ -340,7 +379,9 @@ def test_sentencepiece_model_is_a_unigram_or_a_bpe(model_type: str, tmp_path: Pa
     spm = tmp_path / "spm.model"
     given = side_of(spm, SOURCES, model_type=model_type)
     message = error_of(vocabularies.fast_sentencepiece_tokenizer, given)
-    assert message.startswith(f"{spm}: no SentencePiece model (it is neither a unigram model nor a BPE")
+    assert message.startswith(
+        f"{spm}: no SentencePiece model (it is neither a unigram model nor a BPE"
+    )
 
 
 def test_normalisation_leaves_the_symbols_of_a_model(tmp_path: Path) -> None:
@@ -353,7 +394,9 @@ def test_normalisation_leaves_the_symbols_of_a_model(tmp_path: Path) -> None:
 def test_sentencepiece_with_spaces_at_the_ends_of_words_is_refused(tmp_path: Path) -> None:
     spm = tmp_path / "spm.model"
     given = side_of(spm, SOURCES, treat_whitespace_as_suffix=True)
-    assert "neither a unigram model nor a BPE" in error_of(vocabularies.fast_sentencepiece_tokenizer, given)
+    assert "neither a unigram model nor a BPE" in error_of(
+        vocabularies.fast_sentencepiece_tokenizer, given
+    )
     for name, content in (("damaged", b"x" * 50), ("absent", None)):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -396,7 +439,9 @@ CODES = "#version: 0.2\nt h\nth e</w>\na n\n"
         ("#version: 0.2\na b\n\nc d\n", "line 2 of the merges is no pair of tokens"),
     ],
 )
-def test_codes_are_those_of_subword_nmt_or_fastbpe(text: str, message: str | None, tmp_path: Path) -> None:
+def test_codes_are_those_of_subword_nmt_or_fastbpe(
+    text: str, message: str | None, tmp_path: Path
+) -> None:
     codes = tmp_path / "codes"
     codes.write_text(text)
     given = side(
@@ -460,13 +505,17 @@ def test_pieces_that_marian_lacks_have_ids_after_all_others(tmp_path: Path) -> N
     spm = tmp_path / "spm.model"
     pieces = [piece for piece in train_sentencepiece(spm, SOURCES) if piece not in NAMES]
     tokens = [*NAMES, *pieces[2:]]
-    backend, missing = vocabularies.sentencepiece_backend(spm.read_bytes(), tokens, SPECIAL, of_marian=True)
+    backend, missing = vocabularies.sentencepiece_backend(
+        spm.read_bytes(), tokens, SPECIAL, of_marian=True
+    )
     assert missing == pieces[:2]
     assert [backend.id_to_token(len(tokens) + number) for number in (0, 1)] == missing
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
     ids = {token: number for number, token in enumerate([*tokens, *missing])}
     for text in SOURCES:
-        assert backend.encode(text).ids == [ids[piece] for piece in processor.encode(text, out_type=str)]
+        assert backend.encode(text).ids == [
+            ids[piece] for piece in processor.encode(text, out_type=str)
+        ]
     assert (
         backend.decode(
             [

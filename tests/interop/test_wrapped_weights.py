@@ -55,10 +55,15 @@ def with_prefix(prefix: str, **others: Tensor) -> Wrap:
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "net._orig_mod.model."])
 @pytest.mark.parametrize("read", [read_fairseq, read_joeynmt, read_opennmt, read_eole])
-def test_toolkits_weights_are_found_under_a_prefix(read: Callable, prefix: str, tmp_path: Path) -> None:
+def test_toolkits_weights_are_found_under_a_prefix(
+    read: Callable, prefix: str, tmp_path: Path
+) -> None:
     plain = read(tmp_path / "a", dict)
     wrapped = read(tmp_path / "b", with_prefix(prefix))
-    assert all(a.equal(b) for a, b in zip(plain.model.parameters(), wrapped.model.parameters(), strict=True))
+    assert all(
+        a.equal(b)
+        for a, b in zip(plain.model.parameters(), wrapped.model.parameters(), strict=True)
+    )
 
 
 WRAPPED: dict[str, Wrap] = {
@@ -84,14 +89,19 @@ WRAPPED: dict[str, Wrap] = {
         (write_m2m100_folder, from_m2m100),
     ],
 )
-def test_weights_of_transformers_classes_are_found(write: Callable, read: Callable, wrap: str, tmp_path: Path) -> None:
+def test_weights_of_transformers_classes_are_found(
+    write: Callable, read: Callable, wrap: str, tmp_path: Path
+) -> None:
     write(tmp_path / "in")
     plain = read(tmp_path / "in")
     file = tmp_path / "in" / "model.safetensors"
     torch.save(WRAPPED[wrap](load_file(file)), file.with_name("pytorch_model.bin"))
     file.unlink()
     wrapped = read(tmp_path / "in")
-    assert all(a.equal(b) for a, b in zip(plain.model.parameters(), wrapped.model.parameters(), strict=True))
+    assert all(
+        a.equal(b)
+        for a, b in zip(plain.model.parameters(), wrapped.model.parameters(), strict=True)
+    )
 
 
 def test_opennmt_options_in_a_dictionary_are_read(tmp_path: Path) -> None:

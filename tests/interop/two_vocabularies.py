@@ -10,7 +10,11 @@ from transformers import MarianMTModel, MarianTokenizer
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.vocabularies import TextSide, whitespace_tokenizer
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
-from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, TUTORIAL_OPTIONS, AroundTorch
+from tests.interop.checkpoints.torch_transformer import (
+    PYTORCH_TUTORIAL,
+    TUTORIAL_OPTIONS,
+    AroundTorch,
+)
 from tests.interop.foreign import (
     MERGES,
     SOURCES,
@@ -39,7 +43,9 @@ def write_separate_opus_folder(
         pieces = train_sentencepiece(folder / spm, lines, size + 10)
         rest = [piece for piece in pieces if piece not in ("<s>", "</s>", "<unk>")][:size]
         tokens = ["</s>", "<unk>", *rest, "<pad>"]
-        (folder / vocabulary).write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+        (folder / vocabulary).write_text(
+            json.dumps({token: number for number, token in enumerate(tokens)})
+        )
     tokenizer = MarianTokenizer(
         source_spm=str(folder / "source.spm"),
         target_spm=str(folder / "target.spm"),
@@ -133,8 +139,14 @@ def _opennmt(folder: Path) -> Path:
 
 def _opennmt_spm(folder: Path) -> Path:
     """A source does not end with a token."""
-    pieces = {side: train_sentencepiece(folder / f"{side}.spm", lines, 75) for side, lines in _LINES.items()}
-    tokens = {side: [piece for piece in parts if piece not in opennmt.SPECIAL] for side, parts in pieces.items()}
+    pieces = {
+        side: train_sentencepiece(folder / f"{side}.spm", lines, 75)
+        for side, lines in _LINES.items()
+    }
+    tokens = {
+        side: [piece for piece in parts if piece not in opennmt.SPECIAL]
+        for side, parts in pieces.items()
+    }
     return _opennmt_of(
         folder,
         tokens,
@@ -145,7 +157,9 @@ def _opennmt_spm(folder: Path) -> Path:
 
 def _opennmt_codes(folder: Path) -> Path:
     bpe = learnt_codes(folder / "codes", [*SOURCES, *TARGETS])
-    tokens = {side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _LINES.items()}
+    tokens = {
+        side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _LINES.items()
+    }
     return _opennmt_of(folder, tokens, codes=folder / "codes")
 
 
@@ -211,7 +225,10 @@ def _converted(source_format: str, source: Path, folder: Path, **options: object
 
 
 _LINES = {"en": SOURCES, "de": TARGETS}
-_WORDS = {side: sorted({word for line in lines for word in line.split()}) for side, lines in _LINES.items()}
+_WORDS = {
+    side: sorted({word for line in lines for word in line.split()})
+    for side, lines in _LINES.items()
+}
 
 #: Functions that write a model into an empty folder, and return its model folder.
 MODELS: dict[str, Callable[[Path], Path]] = {

@@ -15,7 +15,9 @@ LESSONS = REPOSITORY / "scripts" / "docs" / "lessons"
 NAMES = sorted(path.stem for path in (LESSONS / "source").glob("*.md"))
 SECTIONS = Path(__file__).with_name("solutions.md").read_text(encoding="utf-8").split("\n## ")[1:]
 #: function -> its answers, the right one first
-ANSWERS = {text.split()[0]: re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) for text in SECTIONS}
+ANSWERS = {
+    text.split()[0]: re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) for text in SECTIONS
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,9 @@ def stored_outputs(build: Any, name: str) -> dict[int, Any]:
 def test_index_lists_ten_lessons() -> None:
     assert len(NAMES) == 10
     index = (LESSONS / "README.md").read_text(encoding="utf-8")
-    assert all(f"]({language}/{name}.ipynb)" in index for name in NAMES for language in ("en", "zh"))
+    assert all(
+        f"]({language}/{name}.ipynb)" in index for name in NAMES for language in ("en", "zh")
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,7 +57,9 @@ def test_notebooks_are_built_from_the_source(name: str, build: Any) -> None:
         assert edition(name, language) == build.notebook(cells, outputs, language)
     kinds = [cell.kind for cell in cells]
     assert kinds.count("exercise") >= 2 and any(outputs[number].pictures for number in outputs)
-    assert [kinds[at + 1] for at, kind in enumerate(kinds) if kind == "exercise"] == ["test"] * kinds.count("exercise")
+    assert [kinds[at + 1] for at, kind in enumerate(kinds) if kind == "exercise"] == [
+        "test"
+    ] * kinds.count("exercise")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,12 +67,15 @@ def test_numbers_in_the_text_are_in_the_code_or_its_output(name: str, build: Any
     cells, outputs = build.read_cells(name), stored_outputs(build, name)
     decimal = r"(?<![\d.])\d+\.\d+(?!\.?\d)"
     known = " ".join(
-        [cell.text["en"] for cell in cells if cell.kind != "text"] + [o.printed for o in outputs.values()]
+        [cell.text["en"] for cell in cells if cell.kind != "text"]
+        + [o.printed for o in outputs.values()]
     )
     editions = []
     for language in ("en", "zh"):
         prose = "\n".join(cell.text[language] for cell in cells if cell.kind == "text")
-        prose = re.sub(r"\$\$?.*?\$|https?://\S+|第 [\d.]+ 节(和第 [\d.]+ 节)?|Sections? [\d. and]+", "", prose)
+        prose = re.sub(
+            r"\$\$?.*?\$|https?://\S+|第 [\d.]+ 节(和第 [\d.]+ 节)?|Sections? [\d. and]+", "", prose
+        )
         editions.append(sorted(re.findall(decimal, prose)))
         assert [number for number in editions[-1] if number not in re.findall(decimal, known)] == []
     assert editions[0] == editions[1]
@@ -87,7 +96,9 @@ def run(build: Any, code: str, namespace: dict[str, Any]) -> str:
 
 @pytest.mark.slow  # a training of a minute among them
 @pytest.mark.parametrize("name", NAMES)
-def test_lesson_runs_and_its_exercises_judge(name: str, build: Any, tmp_path: Path, in_tmp_path: Path) -> None:
+def test_lesson_runs_and_its_exercises_judge(
+    name: str, build: Any, tmp_path: Path, in_tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     cells, stored = build.read_cells(name), stored_outputs(build, name)
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -109,7 +120,9 @@ def test_lesson_runs_and_its_exercises_judge(name: str, build: Any, tmp_path: Pa
             assert len(output.pictures) == len(stored[number].pictures)
 
 
-def test_first_cell_installs_a_missing_package(build: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_first_cell_installs_a_missing_package(
+    build: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     commands: list[Any] = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(build.INSTALL, {})
@@ -117,7 +130,14 @@ def test_first_cell_installs_a_missing_package(build: Any, monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.chdir(LESSONS / "en")
     exec(build.INSTALL, {})
-    assert commands[0] == [sys.executable, "-m", "pip", "install", "-q", f"{REPOSITORY}[plot,serve]"]
+    assert commands[0] == [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        f"{REPOSITORY}[plot,serve]",
+    ]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="clone"):
         exec(build.INSTALL, {})

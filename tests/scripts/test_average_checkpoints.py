@@ -17,8 +17,15 @@ TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args
 def finished(tmp_path_factory):
     """A run with separate vocabularies and three checkpoints, as `Trainer` saves them."""
     run = tmp_path_factory.mktemp("run")
-    source, target = train_tokenizer(["one two"] * 3, 262), train_tokenizer(["eins zwei drei"] * 3, 265)
-    sizes = {"vocab_size": len(source), "decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+    source, target = (
+        train_tokenizer(["one two"] * 3, 262),
+        train_tokenizer(["eins zwei drei"] * 3, 265),
+    )
+    sizes = {
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "share_encoder_decoder_embeddings": False,
+    }
     for seed, step in enumerate((2, 4, 10)):
         folder = run / f"checkpoint-{step}"
         tiny_model(seed, **sizes).save_pretrained(folder)
@@ -38,7 +45,9 @@ def test_average_of_a_run_is_a_model_that_translates(command, finished, tmp_path
     output = tmp_path / "new" / "averaged"
     status, printed, _ = command("average", "--run", finished, "--last", 2, "--output", output)
     assert status == 0 and str(output) in printed
-    first, second, found = (weights(path) for path in (finished / "checkpoint-4", finished / "checkpoint-10", output))
+    first, second, found = (
+        weights(path) for path in (finished / "checkpoint-4", finished / "checkpoint-10", output)
+    )
     assert found.keys() == first.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
@@ -73,7 +82,9 @@ def test_average_of_named_checkpoints_into_a_file(command, finished, tmp_path):
         (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
     ],
 )
-def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path, in_tmp_path, arguments, message):
+def test_user_errors_are_one_line_and_leave_no_files(
+    command, finished, tmp_path, in_tmp_path, arguments, message
+):
     save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
     status, printed, errors = command(
@@ -81,7 +92,10 @@ def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path
     )
     assert (status, printed) == (2, "")
     assert errors.startswith("error: ") and message in errors
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.safetensors", "other.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "broken.safetensors",
+        "other.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
@@ -89,6 +103,8 @@ def test_output_is_never_overwritten(command, finished, tmp_path, name):
     there = tmp_path / "model" / "config.json" if name == "model" else tmp_path / name
     there.parent.mkdir(exist_ok=True)
     there.write_text("mine")
-    status, _, errors = command("average", "--run", finished, "--last", 2, "--output", tmp_path / name)
+    status, _, errors = command(
+        "average", "--run", finished, "--last", 2, "--output", tmp_path / name
+    )
     assert status == 2 and str(tmp_path / name) in errors
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1

@@ -34,7 +34,9 @@ def tool(name: str) -> str:
 
 def test_files_are_listed() -> None:
     files = [path for path in FILES.iterdir() if path.name != "README.md"]
-    listed = re.findall(r"`([\w.]+\.(?:sh|yaml|Dockerfile))`", (FILES / "README.md").read_text("utf-8"))
+    listed = re.findall(
+        r"`([\w.]+\.(?:sh|yaml|Dockerfile))`", (FILES / "README.md").read_text("utf-8")
+    )
     assert sorted(listed) == sorted(path.name for path in files)
 
 
@@ -46,7 +48,9 @@ def test_commands_in_files_parse(path: Path) -> None:
 
     text = re.sub(r"\\\n|\n {12,}(?=--)", " ", path.read_text("utf-8"))
     for flags in re.findall(r"vanilla-transformer translate ([^\n]*)", text):
-        flags = flags.replace("$((JOB_COMPLETION_INDEX + 1))", "3").replace("$SLURM_ARRAY_TASK_ID/", "3/")
+        flags = flags.replace("$((JOB_COMPLETION_INDEX + 1))", "3").replace(
+            "$SLURM_ARRAY_TASK_ID/", "3/"
+        )
         words = re.sub(r'"\$\{@:\d\}"|"', "", flags.replace("${SHARDS:-64}", "64")).split()
         assert parse_arguments(translate, words, "translate").shard == (3, 64)
     if path.name == "kubernetes_server.yaml":
@@ -63,12 +67,19 @@ def test_shell_files_parse(path: Path) -> None:
 def test_dockerfiles_pass_hadolint(path: Path) -> None:
     result = subprocess.run([tool("hadolint"), str(path)], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, ""), result.stdout
-    assert all((ROOT / name).exists() for name in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.M)[0].split())
+    assert all(
+        (ROOT / name).exists()
+        for name in re.findall(r"^COPY (.*) \S+$", path.read_text(), re.M)[0].split()
+    )
 
 
-@pytest.mark.parametrize("path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name
+)
 def test_kubernetes_files_fit_the_published_schemas(path: Path) -> None:
-    validation: Any = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    validation: Any = pytest.importorskip(
+        "kubernetes_validate", reason="pip install kubernetes-validate"
+    )
     documents = list(yaml.safe_load_all(path.read_text("utf-8")))
     assert documents
     for document in documents:
@@ -84,13 +95,18 @@ def test_images_do_not_run_as_root(path: Path) -> None:
     assert re.findall(r"^USER (.*)$", text, re.M) == ["1000"] and "FROM ${BASE}" in text
 
 
-@pytest.mark.parametrize("path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name
+)
 def test_pods_meet_the_restricted_standard(path: Path) -> None:
     """The fields that the Pod Security Standard "restricted" requires, and two more."""
     pod = next(yaml.safe_load_all(path.read_text("utf-8")))["spec"]["template"]["spec"]
     context = pod["securityContext"]
     assert context["runAsNonRoot"] and context["runAsUser"] > 0
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"} and pod["automountServiceAccountToken"] is False
+    assert (
+        context["seccompProfile"] == {"type": "RuntimeDefault"}
+        and pod["automountServiceAccountToken"] is False
+    )
     for container in pod["containers"]:
         rights = container["securityContext"]
         assert rights["allowPrivilegeEscalation"] is False and rights["readOnlyRootFilesystem"]
@@ -102,7 +118,10 @@ def test_pods_meet_the_restricted_standard(path: Path) -> None:
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a cluster of Slurm on this machine, with two nodes of four CPUs."""
-    daemons, host = [tool(name) for name in ("munged", "slurmctld", "slurmd")], socket.gethostname().partition(".")[0]
+    daemons, host = (
+        [tool(name) for name in ("munged", "slurmctld", "slurmd")],
+        socket.gethostname().partition(".")[0],
+    )
     if os.getuid():
         pytest.skip("the daemons of Slurm need root")
     folder = tmp_path_factory.mktemp("slurm")
@@ -134,21 +153,47 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "seed-file": "s",
     }
     commands = [
-        [daemons[0], "--foreground", "--force", *(f"--{flag}={folder / name}" for flag, name in munge.items())]
+        [
+            daemons[0],
+            "--foreground",
+            "--force",
+            *(f"--{flag}={folder / name}" for flag, name in munge.items()),
+        ]
     ]
-    (folder / "hosts").write_text("127.0.0.1 localhost node1 node2\n" + Path("/etc/hosts").read_text())
-    named = ["unshare", "--mount", "sh", "-c", f'mount --bind {folder}/hosts /etc/hosts && exec "$@"', "sh"]
-    commands += [[daemons[1], "-D"], *([*named, daemons[2], "-D", "-N", f"node{number}"] for number in (1, 2))]
-    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": COMMANDS, "OMP_NUM_THREADS": "1"}
+    (folder / "hosts").write_text(
+        "127.0.0.1 localhost node1 node2\n" + Path("/etc/hosts").read_text()
+    )
+    named = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount --bind {folder}/hosts /etc/hosts && exec "$@"',
+        "sh",
+    ]
+    commands += [
+        [daemons[1], "-D"],
+        *([*named, daemons[2], "-D", "-N", f"node{number}"] for number in (1, 2)),
+    ]
+    environment = os.environ | {
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": COMMANDS,
+        "OMP_NUM_THREADS": "1",
+    }
     processes = []
     try:
         with open(folder / "log", "wb") as log:
             for command in commands:
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder))
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
+                )
                 time.sleep(1)
         for _ in range(60):
             idle = subprocess.run(
-                [tool("sinfo"), "-h", "-o", "%T %D"], env=environment, capture_output=True, text=True
+                [tool("sinfo"), "-h", "-o", "%T %D"],
+                env=environment,
+                capture_output=True,
+                text=True,
             )
             if idle.stdout.strip() == "idle 2":
                 break
@@ -177,7 +222,11 @@ def test_shard_that_slurm_runs_again_alone_has_its_share(
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     # sbatch --array=40
-    array = {"SLURM_ARRAY_TASK_ID": "40", "SLURM_ARRAY_TASK_MIN": "40", "SLURM_ARRAY_TASK_MAX": "40"}
+    array = {
+        "SLURM_ARRAY_TASK_ID": "40",
+        "SLURM_ARRAY_TASK_MIN": "40",
+        "SLURM_ARRAY_TASK_MAX": "40",
+    }
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **array, **shards}
     command = ["bash", str(FILES / "slurm_translate.sh"), "model", "in", "out"]
     assert f"--shard {expected}\n" in subprocess.check_output(command, env=env, text=True)
@@ -196,24 +245,47 @@ def test_shards_of_slurm_merge_to_one_translation(slurm: dict[str, str], tmp_pat
         f"--output={tmp_path}/log-%a",
         str(FILES / "slurm_translate.sh"),
     ]
-    subprocess.run([*command, *files, *flags], env={**slurm, "SHARDS": "3"}, check=True, timeout=900)
+    subprocess.run(
+        [*command, *files, *flags], env={**slurm, "SHARDS": "3"}, check=True, timeout=900
+    )
     subprocess.run([tool("vanilla-transformer"), "merge", "--output", files[2]], check=True)
     expected = Translator.from_pretrained(folder, device="cpu").translate(
         LINES, num_beams=1, max_new_tokens=4, batch_size=1
     )
-    assert (tmp_path / "out").read_text() == "".join(line.replace("\n", " ") + "\n" for line in expected)
+    assert (tmp_path / "out").read_text() == "".join(
+        line.replace("\n", " ") + "\n" for line in expected
+    )
 
 
 @pytest.mark.slow
-def test_requeued_training_of_slurm_ends_in_the_same_weights(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_requeued_training_of_slurm_ends_in_the_same_weights(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
     def submit(run: str) -> str:
-        files = [str(FILES / "slurm_train.sh"), "numbers_en_de", "--output_dir", str(tmp_path / run)]
-        command = [tool("sbatch"), "--parsable", f"--output={tmp_path}/log_{run}", *files, *FLAGS, "--max_steps", "40"]
-        return subprocess.check_output([*command, "--average_last", "1"], env=slurm, text=True).strip()
+        files = [
+            str(FILES / "slurm_train.sh"),
+            "numbers_en_de",
+            "--output_dir",
+            str(tmp_path / run),
+        ]
+        command = [
+            tool("sbatch"),
+            "--parsable",
+            f"--output={tmp_path}/log_{run}",
+            *files,
+            *FLAGS,
+            "--max_steps",
+            "40",
+        ]
+        return subprocess.check_output(
+            [*command, "--average_last", "1"], env=slurm, text=True
+        ).strip()
 
     def wait(job: str, reached: Callable[[], bool]) -> None:
         for _ in range(600):
-            state = subprocess.check_output([tool("scontrol"), "show", "job", job], env=slurm, text=True)
+            state = subprocess.check_output(
+                [tool("scontrol"), "show", "job", job], env=slurm, text=True
+            )
             assert "JobState=FAILED" not in state, (tmp_path / "log_requeued").read_text()
             if reached() or "JobState=COMPLETED" in state:
                 return
@@ -238,5 +310,7 @@ def test_scripts_leave_an_installed_package_alone(repository, tmp_path, installe
     python.write_text(f"#!/bin/sh\necho {installed}\n")
     python.chmod(0o755)
     lines = "source scripts/common.sh; use_own_environment_beside_an_installed_package >/dev/null; echo $venv $python"
-    printed = subprocess.run(["bash", "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["bash", "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert printed.split() == [str(tmp_path / folder), str(tmp_path / folder / "bin" / "python")]

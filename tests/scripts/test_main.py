@@ -13,7 +13,11 @@ import yaml
 from torch import distributed
 
 from hf_vanilla_transformer.inference.text_io import line_writer
-from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
 from tests.model_helpers import error_of
 from vanilla_transformer_cli.main import SUBCOMMANDS, main, parse_arguments
 from vanilla_transformer_cli.train import HELP
@@ -22,13 +26,17 @@ from vanilla_transformer_cli.train import HELP
 def test_command_without_arguments_lists_the_subcommands(command):
     status, printed, _ = command()
     assert status == 0
-    listed = [line.split()[0] for line in printed.split("subcommands:\n")[1].split("\n\n")[0].splitlines()]
+    listed = [
+        line.split()[0] for line in printed.split("subcommands:\n")[1].split("\n\n")[0].splitlines()
+    ]
     assert listed == list(SUBCOMMANDS)
 
 
 def test_unknown_subcommand_is_one_line_with_the_nearest(command):
     status, _, errors = command("trnslate")
-    assert status == 2 and errors.startswith("error: trnslate: ") and errors.endswith(" translate?\n")
+    assert (
+        status == 2 and errors.startswith("error: trnslate: ") and errors.endswith(" translate?\n")
+    )
     status, _, errors = command("wipe")
     assert status == 2 and errors.startswith("error: wipe: ") and " train, " in errors
 
@@ -88,7 +96,9 @@ def test_kernel_cache_is_small_where_models_run(subcommand, chosen, expected, mo
 
 def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
     def start(parsed):
-        distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+        )
 
     module = SimpleNamespace(parse_arguments=lambda arguments, prog: SimpleNamespace(), main=start)
     monkeypatch.setitem(sys.modules, "vanilla_transformer_cli.train", module)
@@ -99,7 +109,9 @@ def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("subcommand", [None, *SUBCOMMANDS])
-def test_help_imports_neither_torch_nor_the_package_and_takes_less_than_a_second(subcommand, repository, tmp_path):
+def test_help_imports_neither_torch_nor_the_package_and_takes_less_than_a_second(
+    subcommand, repository, tmp_path
+):
     code = (
         "import sys\nfrom vanilla_transformer_cli.main import main\n"
         "try:\n    main(sys.argv[1:])\n"
@@ -126,7 +138,9 @@ def test_help_imports_neither_torch_nor_the_package_and_takes_less_than_a_second
 
 def test_common_fields_of_train_are_fields_of_a_recipe():
     known = {
-        each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
+        each.name
+        for group in (ModelArguments, DataArguments, RunArguments)
+        for each in dataclasses.fields(group)
     }
     _, _, fields = HELP.partition("--help-all")
     shown = re.findall(r"^  --(\w+) \S", fields, re.MULTILINE)
@@ -137,7 +151,9 @@ def test_common_fields_of_train_are_fields_of_a_recipe():
 
 def test_help_of_train_has_groups_a_recipe_and_an_example(command):
     status, printed, _ = command("train", "--help")
-    assert status == 0 and printed.startswith("usage: vanilla-transformer train [RECIPE] [--FIELD VALUE ...]\n")
+    assert status == 0 and printed.startswith(
+        "usage: vanilla-transformer train [RECIPE] [--FIELD VALUE ...]\n"
+    )
     for title in ("data", "model", "training", "evaluation"):
         assert f"\n{title}:\n" in printed
     assert "vanilla-transformer train numbers_en_de" in printed and "--help-all" in printed
@@ -183,17 +199,23 @@ def test_recipes_are_listed_with_what_they_train(command, repository):
 def test_recipe_is_printed_as_a_file_that_can_be_edited(command, repository):
     status, printed, _ = command("recipes", "numbers_en_de")
     assert status == 0
-    assert printed == (repository / "scripts" / "recipes" / "numbers_en_de.yaml").read_text(encoding="utf-8")
+    assert printed == (repository / "scripts" / "recipes" / "numbers_en_de.yaml").read_text(
+        encoding="utf-8"
+    )
     assert yaml.safe_load(printed)["numbers_size"] == 20_000
 
 
 def test_repeated_flag_of_several_values_has_all_of_them() -> None:
     from vanilla_transformer_cli import clean, serve
 
-    served = parse_arguments(serve, ["--model", "a", "--port", "1", "--model", "b", "c", "--port", "2"], "serve")
+    served = parse_arguments(
+        serve, ["--model", "a", "--port", "1", "--model", "b", "c", "--port", "2"], "serve"
+    )
     assert (served.model, served.port) == (["a", "b", "c"], 2)
     files = ["x.en", "x.de", "--output", "y.tsv"]
-    cleaned = parse_arguments(clean, [*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean")
+    cleaned = parse_arguments(
+        clean, [*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean"
+    )
     assert cleaned.exclude == ["a.en", "a.de", "b.tsv"] and cleaned.input == files[:2]
     assert parse_arguments(clean, files, "clean").exclude is None
 
@@ -231,50 +253,79 @@ def test_output_that_is_an_input_is_refused(command, tmp_path, monkeypatch, name
     if way == "dots":
         (tmp_path / tmp_path.name).mkdir()
     words = SAME_FILE[name].split()
-    status, _, errors = command(*[{"FILE": "text.tsv", "SAME": same}.get(word, word) for word in words])
+    status, _, errors = command(
+        *[{"FILE": "text.tsv", "SAME": same}.get(word, word) for word in words]
+    )
     assert status == 2
     assert errors.startswith("error: ") and errors.count("\n") == 1 and "the same file" in errors
     assert text.read_text(encoding="utf-8") == "a\tb\n"
 
 
 @pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
-def test_output_in_a_missing_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
+def test_output_in_a_missing_folder_is_refused_before_anything_is_read(
+    command, tmp_path, monkeypatch, name
+):
     monkeypatch.chdir(tmp_path)
-    words = [{"FILE": "text.tsv", "SAME": "no/out.tsv"}.get(word, word) for word in SAME_FILE[name].split()]
+    words = [
+        {"FILE": "text.tsv", "SAME": "no/out.tsv"}.get(word, word)
+        for word in SAME_FILE[name].split()
+    ]
     line = "error: no/out.tsv: there is no folder no: make it, or name another file\n"
     assert command(*words) == (2, "", line) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
 @pytest.mark.parametrize("output", ["out.txt.bz2", "out.XZ", "out.xlsx", "out.parquet.gz"])
-def test_output_of_a_format_that_is_not_written_is_refused(command, tmp_path, monkeypatch, name, output):
+def test_output_of_a_format_that_is_not_written_is_refused(
+    command, tmp_path, monkeypatch, name, output
+):
     monkeypatch.chdir(tmp_path)
-    words = [{"FILE": "text.tsv", "SAME": output}.get(word, word) for word in SAME_FILE[name].split()]
+    words = [
+        {"FILE": "text.tsv", "SAME": output}.get(word, word) for word in SAME_FILE[name].split()
+    ]
     status, out, errors = command(*words)
-    assert (status, out) == (2, "") and f"{output}: this format is not written" in errors and errors.count("\n") == 1
+    assert (
+        (status, out) == (2, "")
+        and f"{output}: this format is not written" in errors
+        and errors.count("\n") == 1
+    )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
-def test_output_that_is_a_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
+def test_output_that_is_a_folder_is_refused_before_anything_is_read(
+    command, tmp_path, monkeypatch, name
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no").mkdir()
     words = [{"FILE": "text.tsv", "SAME": "no"}.get(word, word) for word in SAME_FILE[name].split()]
     status, out, errors = command(*words)
-    assert (status, out) == (2, "") and errors.endswith(" no is a folder: name a file\n") and errors.count("\n") == 1
+    assert (
+        (status, out) == (2, "")
+        and errors.endswith(" no is a folder: name a file\n")
+        and errors.count("\n") == 1
+    )
     assert error_of(line_writer("no").__enter__) == "output no is a folder: name a file"
 
 
-@pytest.mark.parametrize("arguments", [["recipes"], ["evaluate", "--hypothesis", "a", "--reference", "b"]])
+@pytest.mark.parametrize(
+    "arguments", [["recipes"], ["evaluate", "--hypothesis", "a", "--reference", "b"]]
+)
 def test_deleted_folder_is_one_line(command, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    assert command(*arguments) == (2, "", "error: the current folder was deleted: cd to another one\n")
+    assert command(*arguments) == (
+        2,
+        "",
+        "error: the current folder was deleted: cd to another one\n",
+    )
 
 
 def test_two_outputs_in_one_file_are_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    status, _, errors = command(*["clean", "a.en", "a.de", "--output", "b.tsv", "--dropped", "./b.tsv"])
+    status, _, errors = command(
+        *["clean", "a.en", "a.de", "--output", "b.tsv", "--dropped", "./b.tsv"]
+    )
     assert status == 2 and "the same file" in errors
 
 

@@ -21,12 +21,25 @@ IMPORTERS = {
 
 
 def test_needed_tests_import_the_module_or_a_helper_that_does() -> None:
-    few = ["tests.test_words", "tests.test_lines", "tests.test_pages", "tests.test_spelling"]  # of package.lines, too
+    few = [
+        "tests.test_words",
+        "tests.test_lines",
+        "tests.test_pages",
+        "tests.test_spelling",
+    ]  # of package.lines, too
     assert needed_tests("package.words", IMPORTERS) == few
     own_folder = {**IMPORTERS, "package.words": {"other.lines", "tests.helpers"}}
     assert needed_tests("package.words", own_folder) == ["tests.test_words", "tests.test_spelling"]
-    more = {**IMPORTERS, "package.words": {"package.lines", "tests.test_a", "tests.helpers"}, "tests.test_a": set()}
-    assert needed_tests("package.words", more) == ["tests.test_words", "tests.test_a", "tests.test_spelling"]
+    more = {
+        **IMPORTERS,
+        "package.words": {"package.lines", "tests.test_a", "tests.helpers"},
+        "tests.test_a": set(),
+    }
+    assert needed_tests("package.words", more) == [
+        "tests.test_words",
+        "tests.test_a",
+        "tests.test_spelling",
+    ]
 
 
 def test_tests_of_importers_are_needed_where_no_test_imports_the_module() -> None:
@@ -69,7 +82,10 @@ def test_fault_is_undecided_if_the_time_was_over(monkeypatch: pytest.MonkeyPatch
     for status, expected in statuses.items():
         assert (
             outcome(
-                Mutant("module", "", 0), known, {"module": {"test_a"}, "test_a": set()}, lambda *_, of=status: (of, "")
+                Mutant("module", "", 0),
+                known,
+                {"module": {"test_a"}, "test_a": set()},
+                lambda *_, of=status: (of, ""),
             )
             == expected
         )
@@ -80,10 +96,17 @@ def test_nearest_tests_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "copy_repository", lambda _, folder: folder)
     names = [f"test_{letter}" for letter in "abcd"]
     known = {name: mutants.ROOT / name for name in names} | {"module": mutants.ROOT / "README.md"}
-    for statuses, expected in (([0, 1], "noticed"), ([0, 0], "missed"), ([1], "noticed"), ([-14], "undecided")):
+    for statuses, expected in (
+        ([0, 1], "noticed"),
+        ([0, 0], "missed"),
+        ([1], "noticed"),
+        ([-14], "undecided"),
+    ):
         runs: list[list[str]] = []
 
-        def run(_: object, files: list[str], runs: list = runs, statuses: list = statuses) -> tuple[int, str]:
+        def run(
+            _: object, files: list[str], runs: list = runs, statuses: list = statuses
+        ) -> tuple[int, str]:
             runs.append(files)
             return statuses[len(runs) - 1], ""
 

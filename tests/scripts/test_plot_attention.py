@@ -28,7 +28,9 @@ def test_plot_without_a_display(run, model_folder, tmp_path, monkeypatch):
 
 
 def test_layer_and_default_translation(run, model_folder, tmp_path):
-    status, printed, errors = run(model=model_folder, sentence="two", layer=1, output="a.svg", device="cpu")
+    status, printed, errors = run(
+        model=model_folder, sentence="two", layer=1, output="a.svg", device="cpu"
+    )
     assert (status, printed) == (0, "a.svg\n"), errors
     assert "<svg" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 

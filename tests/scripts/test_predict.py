@@ -158,7 +158,9 @@ def test_unknown_symbols_are_one_warning(predict, caplog, tmp_path, monkeypatch,
     lines = [*["cat"] * 3, "c日t本", *["cat"] * 3, "c本t"]
     output = ["--output", tmp_path / "written.txt"] if written else []
     assert predict(lines, "--num_beams", "1", "--batch_size", "2", *output)[0] == 0
-    (warning,) = [record.getMessage() for record in caplog.records if "<unk>" in record.getMessage()]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "<unk>" in record.getMessage()
+    ]
     assert "'日' (2 lines: 4, 8)" in warning
 
 
@@ -174,12 +176,16 @@ def test_unknown_symbols_of_scores_and_prefixes_are_warnings(predict, caplog, tm
     assert "'QQ' (line 3)" in caplog.text
 
 
-def test_invalid_texts_of_all_chunks_are_one_warning(predict, caplog, tmp_path, monkeypatch, own_modules):
+def test_invalid_texts_of_all_chunks_are_one_warning(
+    predict, caplog, tmp_path, monkeypatch, own_modules
+):
     monkeypatch.setattr(file_translation, "BATCHES_PER_CHUNK", 1)
     (own_modules / "refusing_normalizer.py").write_text("def refuse(text):\n    return None\n")
     flags = "--n_best 2 --num_beams 2 --batch_size 2 --format jsonl --normalize refusing_normalizer:refuse"
     assert predict(["cat"] * 6, *flags.split(), "--output", tmp_path / "best.jsonl")[0] == 0
-    assert [record.getMessage() for record in caplog.records] == ["normalize: 12 of 12 hypotheses are invalid"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "normalize: 12 of 12 hypotheses are invalid"
+    ]
 
 
 @pytest.mark.parametrize(

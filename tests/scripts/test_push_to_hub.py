@@ -30,7 +30,9 @@ def test_upload_prints_the_commit(command, hub, saved, caplog):
     assert repository.private and commit.message == "Second upload"
     assert "license: mit" in commit.files["README.md"].decode()
     output = printed + errors + caplog.text
-    assert TOKEN not in output and not any(TOKEN.encode() in content for content in commit.files.values())
+    assert TOKEN not in output and not any(
+        TOKEN.encode() in content for content in commit.files.values()
+    )
 
 
 def test_token_argument_is_not_repeated(command, hub, saved):

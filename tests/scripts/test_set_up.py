@@ -38,14 +38,21 @@ class Clone:
             shutil.copy(script, folder / "scripts")
         self.python = folder / ".venv" / "bin" / "python"
         self.python.parent.mkdir(parents=True)
-        self.python.write_text(PYTHON.format(calls=self.calls, installed=installed), encoding="utf-8")
+        self.python.write_text(
+            PYTHON.format(calls=self.calls, installed=installed), encoding="utf-8"
+        )
         self.python.chmod(0o755)
 
     def run(self, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
         """Run a script of the clone. Folders in `path` come before the usual commands."""
         environment = {**os.environ, "PYTHON": str(self.python), "PATH": f"{path}:/usr/bin:/bin"}
         return subprocess.run(
-            ["bash", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
+            ["bash", *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
 
     def called(self, part: str) -> list[str]:
@@ -65,7 +72,9 @@ def test_quickstart_keeps_the_model_that_the_readme_trained(clone: Clone) -> Non
     weights.write_bytes(b"trained")
     refused = clone.run("scripts/quickstart.sh")
     assert refused.returncode == 1 and weights.read_bytes() == b"trained"
-    assert re.fullmatch(r"error: .*/runs/quickstart is kept.*--output_dir runs/another\n", refused.stderr)
+    assert re.fullmatch(
+        r"error: .*/runs/quickstart is kept.*--output_dir runs/another\n", refused.stderr
+    )
     assert clone.called("") == [], "refused before anything is installed"
     clone.run("scripts/quickstart.sh", "--output_dir", "runs/another")
     (trained,) = clone.called("vanilla_transformer_cli train")
@@ -77,10 +86,16 @@ def test_quickstart_installs_what_the_readme_does(clone: Clone) -> None:
     clone.run("scripts/quickstart.sh")
     of_torch, of_package = clone.called("pip install")
     index = re.search(r"^pip install torch==\S+ (--index-url \S+)", readme, re.MULTILINE)
-    extras = re.search(r'^pip install -c scripts/constraints.txt "\.(\[.*\])"', readme, re.MULTILINE)
-    assert index is not None and of_torch.endswith(f"{index[1]} torch") and "--constraint" in of_torch
+    extras = re.search(
+        r'^pip install -c scripts/constraints.txt "\.(\[.*\])"', readme, re.MULTILINE
+    )
+    assert (
+        index is not None and of_torch.endswith(f"{index[1]} torch") and "--constraint" in of_torch
+    )
     assert extras is not None and of_package.endswith(f"--editable {clone.folder}{extras[1]}")
-    assert clone.called("cli train")[0].endswith(f"train numbers_en_de --output_dir {clone.folder}/runs/quickstart")
+    assert clone.called("cli train")[0].endswith(
+        f"train numbers_en_de --output_dir {clone.folder}/runs/quickstart"
+    )
 
 
 def test_torch_is_the_usual_build_beside_a_gpu(clone: Clone, tmp_path: Path) -> None:
@@ -89,7 +104,9 @@ def test_torch_is_the_usual_build_beside_a_gpu(clone: Clone, tmp_path: Path) -> 
     driver.write_text("#!/bin/sh\n", encoding="utf-8")
     driver.chmod(0o755)
     clone.run("scripts/test.sh", path=str(driver.parent))
-    assert "--editable" in "".join(clone.called("pip install")) and clone.called("--index-url") == []
+    assert (
+        "--editable" in "".join(clone.called("pip install")) and clone.called("--index-url") == []
+    )
 
 
 @pytest.mark.parametrize("script", ["quickstart.sh", "test.sh", "docs.sh"])
@@ -103,12 +120,16 @@ def test_installed_package_is_not_replaced(script: str, tmp_path: Path) -> None:
 
 def test_requirements_are_those_of_pyproject(clone: Clone) -> None:
     clone.python.unlink()
-    clone.python.symlink_to(shutil.which("python3", path="/usr/bin:/bin:" + os.environ["PATH"]) or "python3")
+    clone.python.symlink_to(
+        shutil.which("python3", path="/usr/bin:/bin:" + os.environ["PATH"]) or "python3"
+    )
     printed = clone.run("-c", "source scripts/common.sh && requirements").stdout.splitlines()
     bounds = {wanted.name: wanted.specifier for wanted in map(Requirement, printed)}
     assert {"transformers", "torch", "peft", "tqdm"} <= bounds.keys() and len(bounds) > 15
     assert (
-        "5.17" in bounds["transformers"] and "5.16" not in bounds["transformers"] and "6" not in bounds["transformers"]
+        "5.17" in bounds["transformers"]
+        and "5.16" not in bounds["transformers"]
+        and "6" not in bounds["transformers"]
     )
 
 

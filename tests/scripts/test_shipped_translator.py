@@ -51,7 +51,9 @@ def test_python_and_transformers_translate_as_the_command(in_tmp_path):
     translator = Translator.from_pretrained("en_de", "cpu")
     assert list(translator.translate([ENGLISH])) == [GERMAN]
     assert list(translator.translate([GERMAN], target_lang="en")) == [ENGLISH]
-    model, tokenizer = (kind.from_pretrained(FOLDER) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    model, tokenizer = (
+        kind.from_pretrained(FOLDER) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer)
+    )
     assert TranslationPipeline(model, tokenizer)([ENGLISH])[0]["translation_text"] == GERMAN
 
 

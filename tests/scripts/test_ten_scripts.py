@@ -50,19 +50,27 @@ SMALL: dict[str, Any] = {
 
 def sentences(code: str) -> list[str]:
     space = "" if code in UNSPACED else " "
-    subjects, predicates = ([row[code] for row in PARTS if row["part"] == part] for part in ("subject", "predicate"))
+    subjects, predicates = (
+        [row[code] for row in PARTS if row["part"] == part] for part in ("subject", "predicate")
+    )
     return [f"{subject}{space}{predicate}" for subject in subjects for predicate in predicates]
 
 
 def rows() -> list[tuple[str, str, str, str]]:
     """(source, target, source_lang, target_lang) of all directions out of English, in turn."""
     english = sentences("en")
-    columns = [[(*pair, "en", code) for pair in zip(english, sentences(code), strict=True)] for code in TARGETS]
+    columns = [
+        [(*pair, "en", code) for pair in zip(english, sentences(code), strict=True)]
+        for code in TARGETS
+    ]
     return [row for rank in zip(*columns, strict=True) for row in rank]
 
 
 def write_table(file: Path, table: list[tuple[str, ...]]) -> Path:
-    lines = ["\t".join(("source", "target", "source_lang", "target_lang")), *("\t".join(row) for row in table)]
+    lines = [
+        "\t".join(("source", "target", "source_lang", "target_lang")),
+        *("\t".join(row) for row in table),
+    ]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 
@@ -99,7 +107,9 @@ def test_clean_keeps_every_right_pair(command: Any, table: Path, tmp_path: Path)
     assert read_table(tmp_path / "clean.tsv") == read_table(table), printed + errors
 
 
-def test_clean_finds_pairs_of_another_language_in_each_direction(command: Any, table: Path, tmp_path: Path) -> None:
+def test_clean_finds_pairs_of_another_language_in_each_direction(
+    command: Any, table: Path, tmp_path: Path
+) -> None:
     right = rows()
     mixed = rows()
     for number, code in enumerate(TARGETS):
@@ -110,15 +120,22 @@ def test_clean_finds_pairs_of_another_language_in_each_direction(command: Any, t
     file = write_table(tmp_path / "mixed.tsv", mixed)
     status, _, errors = command("clean", file, "--output", tmp_path / "clean.tsv")
     assert status == 0, errors
-    kept = {(row["source"], row["target"], row["target_lang"]) for row in read_table(tmp_path / "clean.tsv")}
+    kept = {
+        (row["source"], row["target"], row["target_lang"])
+        for row in read_table(tmp_path / "clean.tsv")
+    }
     dropped = {row[3] for row in mixed if (row[0], row[1], row[3]) not in kept}
     assert dropped == set(TARGETS)
 
 
 @pytest.mark.usefixtures("own_tokenizers")
-def test_each_language_has_the_score_of_sacrebleu(command: Any, table: Path, tmp_path: Path) -> None:
+def test_each_language_has_the_score_of_sacrebleu(
+    command: Any, table: Path, tmp_path: Path
+) -> None:
     mixed = read_table(table)
-    hypotheses = [damaged(row["target"], number // len(TARGETS)) for number, row in enumerate(mixed)]
+    hypotheses = [
+        damaged(row["target"], number // len(TARGETS)) for number, row in enumerate(mixed)
+    ]
     translated = tmp_path / "translated.txt"
     translated.write_text("\n".join(hypotheses) + "\n", encoding="utf-8")
     results = tmp_path / "results.json"
@@ -131,7 +148,9 @@ def test_each_language_has_the_score_of_sacrebleu(command: Any, table: Path, tmp
         chosen = [number for number, row in enumerate(mixed) if row["target_lang"] == code]
         references = [mixed[number]["target"] for number in chosen]
         score, tokenizer = own_bleu(code, [hypotheses[number] for number in chosen], references)
-        (found,) = (each for name, each in groups[code].items() if name not in ("sentences", "signatures"))
+        (found,) = (
+            each for name, each in groups[code].items() if name not in ("sentences", "signatures")
+        )
         assert 20 < score < 95
         assert found["bleu"] == pytest.approx(score, abs=1e-9), code
         assert f"tok:{tokenizer}" in str(groups[code]["signatures"]), code
@@ -139,7 +158,9 @@ def test_each_language_has_the_score_of_sacrebleu(command: Any, table: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_tokenizers")
-def test_run_scores_each_direction_as_sacrebleu_does(command: Any, table: Path, tmp_path: Path) -> None:
+def test_run_scores_each_direction_as_sacrebleu_does(
+    command: Any, table: Path, tmp_path: Path
+) -> None:
     directions = [f"en-{code}" for code in TARGETS]
     run = tmp_path / "run"
     files = ("--train", table, "--validation", table, "--test", table, "--directions", *directions)

@@ -36,7 +36,10 @@ def parallel(folder, pairs=PAIRS, name="train"):
 
 
 def json_lines(path):
-    rows = [{"translation": {"en": source, "de": target, "fr": "non"}, "id": 7} for source, target in PAIRS]
+    rows = [
+        {"translation": {"en": source, "de": target, "fr": "non"}, "id": 7}
+        for source, target in PAIRS
+    ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return ["--source_lang", "en", "--target_lang", "de"]
 
@@ -53,7 +56,9 @@ def test_files_with_columns(train, tmp_path, name, write):
     files = [part for split in ("train", "validation", "test") for part in (f"--{split}", name)]
     status, printed, errors = train(*TINY, *files, *columns, "--output_dir", "run")
     assert status == 0, errors
-    assert all(f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test"))
+    assert all(
+        f"{split}: kept 6 of 6 pairs" in printed for split in ("train", "validation", "test")
+    )
     results = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert results["test_sentences"] == 6 and "eval_bleu" in results
     # the joint tokenizer has learnt from both columns
@@ -68,13 +73,18 @@ def test_separate_vocabularies_are_trained_and_resumed(train, tmp_path):
     status, printed, errors = train(*TINY, *flags)
     assert status == 0, errors
     run = tmp_path / "run"
-    source, target = AutoTokenizer.from_pretrained(run), AutoTokenizer.from_pretrained(run / "target_tokenizer")
+    source, target = (
+        AutoTokenizer.from_pretrained(run),
+        AutoTokenizer.from_pretrained(run / "target_tokenizer"),
+    )
     assert source.get_vocab() != target.get_vocab()
     assert f"tokenizer: {len(source):,} and {len(target):,} tokens" in printed
     config = AutoModelForSeq2SeqLM.from_pretrained(run).config
     assert (config.vocab_size, config.target_vocab_size) == (len(source), len(target))
     assert not config.share_encoder_decoder_embeddings
-    translations = list(Translator.from_pretrained(run, device="cpu").translate(["One dog", ""], max_new_tokens=4))
+    translations = list(
+        Translator.from_pretrained(run, device="cpu").translate(["One dog", ""], max_new_tokens=4)
+    )
     assert len(translations) == 2 and translations[1] == ""
     # a resumed run keeps its two tokenizers
     status, _, errors = train(*TINY, *flags, "--max_steps", "3", "--resume_from_checkpoint", "true")

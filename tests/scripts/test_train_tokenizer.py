@@ -16,17 +16,23 @@ def train(command, in_tmp_path, tmp_path):
 def test_tokenizer_is_saved(train, tmp_path):
     status, printed, errors = train("text", "--vocab_size", "270", "--output_dir", "made")
     assert status == 0, errors
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "made")) == 270 and "saved in made" in printed
+    assert (
+        len(AutoTokenizer.from_pretrained(tmp_path / "made")) == 270 and "saved in made" in printed
+    )
 
 
 def test_tokenizer_learns_from_a_sample(train, tmp_path):
     words = [chr(97 + number) * 9 for number in range(20)]
     (tmp_path / "words").write_text("".join(f"{word} {word}\n" for word in words))
-    status, printed, errors = train("words", "--sentences", "5", "--vocab_size", "1000", "--output_dir", "made")
+    status, printed, errors = train(
+        "words", "--sentences", "5", "--vocab_size", "1000", "--output_dir", "made"
+    )
     assert status == 0, errors
     vocabulary = AutoTokenizer.from_pretrained(tmp_path / "made").get_vocab()
     learned = [f"Ġ{word}" in vocabulary for word in words]
-    assert [sum(learned[start : start + 4]) for start in range(0, 20, 4)] == [1] * 5  # one of each fifth
+    assert [sum(learned[start : start + 4]) for start in range(0, 20, 4)] == [
+        1
+    ] * 5  # one of each fifth
     assert "learns from 5 of 20 sentences" in printed
     status, _, errors = train("words", "--sentences", "0", "--output_dir", "none")
     assert status == 2 and "sentences: must be at least 1, not 0" in errors

@@ -47,7 +47,9 @@ def run(capfdbinary):
 
 def expected(model_folder, **settings):
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    return [line.replace("\n", " ") for line in translator.translate(LINES, protect=True, **settings)]
+    return [
+        line.replace("\n", " ") for line in translator.translate(LINES, protect=True, **settings)
+    ]
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out.txt.gz"])
@@ -126,7 +128,16 @@ def test_paragraphs_keep_the_layout_and_files_equal_pipes(run, model_folder, tmp
     pytest.importorskip("sentencex", reason="needs the extra `documents`")
     text = "- seven. two hundred and one!\n\n  fünf\n" * 9
     (tmp_path / "in").write_text(text, encoding="utf-8")
-    arguments = ["--model", model_folder, "--input", tmp_path / "in", "--num_beams", 1, "--max_new_tokens", 4]
+    arguments = [
+        "--model",
+        model_folder,
+        "--input",
+        tmp_path / "in",
+        "--num_beams",
+        1,
+        "--max_new_tokens",
+        4,
+    ]
     arguments += ["--paragraphs", "--batch_size", 1]
     status, printed, errors = run(*arguments)
     assert (status, errors) == (0, "")
@@ -150,7 +161,9 @@ def test_terminal_is_answered_line_by_line(run, model_folder, monkeypatch):
         original = Translator.translate
 
         def answering(self, sentences, **settings):
-            for text in original(self, sentences, **settings):  # it would wait for more if it read ahead
+            for text in original(
+                self, sentences, **settings
+            ):  # it would wait for more if it read ahead
                 yield text
                 keyboard.close()
 
@@ -158,7 +171,9 @@ def test_terminal_is_answered_line_by_line(run, model_folder, monkeypatch):
         flags = ["--device", "cpu", "--num_beams", 1, "--max_new_tokens", 4]
         status, printed, errors = run("--model", model_folder, *flags)
     assert status == 0 and "Ctrl-D" in errors
-    (line,) = original(Translator.from_pretrained(model_folder), ["seven"], num_beams=1, max_new_tokens=4)
+    (line,) = original(
+        Translator.from_pretrained(model_folder), ["seven"], num_beams=1, max_new_tokens=4
+    )
     assert printed.decode() == f"{line}\n"
 
 
@@ -175,7 +190,9 @@ def test_score_writes_log_probabilities_of_tokens(run, model_folder, tmp_path):
         assert tokens is None or len(log_p) == tokens
         assert float(total) == pytest.approx(sum(log_p), abs=1e-3) and max(log_p) < 0
     (tmp_path / "target").write_text("seven\n", encoding="utf-8")
-    status, _, errors = run("--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target")
+    status, _, errors = run(
+        "--model", model_folder, "--input", tmp_path / "source", "--score", tmp_path / "target"
+    )
     assert status == 2 and " 2 " in errors and " 1" in errors
 
 
@@ -198,9 +215,13 @@ def test_n_best_and_alignment_are_written(run, model_folder, source, to_file):
         number, text, score, links = line.split(" ||| ")
         found.setdefault(int(number), []).append((text, score, links))
     translator = Translator.from_pretrained(model_folder, device="cpu")
-    wanted = translator.translate_nbest(LINES, 3, alignment=True, num_beams=4, max_new_tokens=5, protect=True)
+    wanted = translator.translate_nbest(
+        LINES, 3, alignment=True, num_beams=4, max_new_tokens=5, protect=True
+    )
     assert found == {
-        number: [(one.text.replace("\n", " "), f"{one.score:.4f}", one.pharaoh) for one in hypotheses]
+        number: [
+            (one.text.replace("\n", " "), f"{one.score:.4f}", one.pharaoh) for one in hypotheses
+        ]
         for number, hypotheses in enumerate(wanted)
     }
 
@@ -214,8 +235,13 @@ def test_several_models_form_an_ensemble(run, model_folder, source, tmp_path):
     command = ("--input", source, "--max_new_tokens", 4, "--model", model_folder)
     status, printed, errors = run(*command, tmp_path / "other")
     assert status == 0, errors
-    translator = Translator.from_pretrained(model_folder, device="cpu", ensemble=[tmp_path / "other"])
-    lines = [line.replace("\n", " ") for line in translator.translate(LINES, max_new_tokens=4, protect=True)]
+    translator = Translator.from_pretrained(
+        model_folder, device="cpu", ensemble=[tmp_path / "other"]
+    )
+    lines = [
+        line.replace("\n", " ")
+        for line in translator.translate(LINES, max_new_tokens=4, protect=True)
+    ]
     assert printed.decode("utf-8").split("\n") == [*lines, ""]
     assert run(*command)[1] != printed
 
@@ -232,7 +258,11 @@ def test_interrupted_file_translation_resumes(run, model_folder, tmp_path, monke
 
     def stopped_in_the_second(self, sentences, **settings):
         chunks.append(sentences)
-        return interrupted(self, sentences) if len(chunks) == 2 else original(self, sentences, **settings)
+        return (
+            interrupted(self, sentences)
+            if len(chunks) == 2
+            else original(self, sentences, **settings)
+        )
 
     monkeypatch.setattr(Translator, "translate", stopped_in_the_second)
     command = ("--model", model_folder, "--input", source, "--output", output, "--batch_size", 1)
@@ -242,13 +272,23 @@ def test_interrupted_file_translation_resumes(run, model_folder, tmp_path, monke
     # max_tokens_per_batch may change
     assert run(*command, "--max_new_tokens", 3, "--max_tokens_per_batch", 7)[0] == 0
     monkeypatch.undo()
-    assert output.read_text(encoding="utf-8").split("\n") == [*expected(model_folder, max_new_tokens=3) * 4, ""]
+    assert output.read_text(encoding="utf-8").split("\n") == [
+        *expected(model_folder, max_new_tokens=3) * 4,
+        "",
+    ]
     assert sum(map(len, chunks)) == 4 * len(LINES) + len(chunks[1])
 
 
 def translating(model_folder, *flags, **options):
     """The command in a process with another locale and working directory, answering each line at once."""
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", model_folder]
+    command = [
+        sys.executable,
+        "-m",
+        "vanilla_transformer_cli",
+        "translate",
+        "--model",
+        model_folder,
+    ]
     command += ["--batch_size", "1", "--max_new_tokens", "3", "--device", "cpu", *flags]
     locale = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1"}
     environment = os.environ | locale
@@ -264,7 +304,9 @@ def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder)
         process.stdin.flush()
         # lines are written before the input ends
         found = [process.stdout.readline().decode("utf-8") for _ in LINES]
-        assert found == [f"{line}\n" for line in expected(model_folder, max_new_tokens=6, num_beams=2)]
+        assert found == [
+            f"{line}\n" for line in expected(model_folder, max_new_tokens=6, num_beams=2)
+        ]
         assert len(set(found)) >= 4 and found[1] == found[4] == "\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130

@@ -35,7 +35,9 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(model: Path, folder: Path, *arguments: str, threads: int = 1) -> Iterator[RunningServer]:
+def running_server(
+    model: Path, folder: Path, *arguments: str, threads: int = 1
+) -> Iterator[RunningServer]:
     """Start `vanilla-transformer serve` on a free port. Kill it at the end if it still runs.
 
     Args:
@@ -100,7 +102,10 @@ def post(fields: Any, path: str = "/translate") -> bytes:
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:
     """Status, headers and parsed body of one answer."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+    headers = {
+        name.lower(): value.strip()
+        for name, _, value in (line.partition(":") for line in head[1:] if line)
+    }
     body = await reader.readexactly(int(headers["content-length"]))
     return (
         int(head[0].split()[1]),

@@ -96,7 +96,9 @@ def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translato
 
 @pytest.mark.parametrize("q", ["a b " * 40, ["a", "a b " * 40]])
 @pytest.mark.parametrize("limit", [2, None])
-def test_sentences_that_are_cut_or_do_not_end_are_reported(q: str | list[str], limit: int | None) -> None:
+def test_sentences_that_are_cut_or_do_not_end_are_reported(
+    q: str | list[str], limit: int | None
+) -> None:
     translator = echo_translator(trained_source_length=16)
     translator.model.lm_head.bias.data[translator.source_tokenizer.eos_token_id] = -1e4
     translator.model.generation_config.max_new_tokens = limit
@@ -121,7 +123,9 @@ def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:
 
 
 def test_languages_are_listed(translator: Translator) -> None:
-    pairs = [language_pair(translator, *codes) for codes in (("en", "de"), ("de", "en"), ("en", "xx"))]
+    pairs = [
+        language_pair(translator, *codes) for codes in (("en", "de"), ("de", "en"), ("en", "xx"))
+    ]
     with client_of(*pairs) as client:
         assert client.get("/languages").json() == [
             {"code": "en", "name": "English", "targets": ["de", "xx"]},
@@ -159,11 +163,15 @@ def test_languages_are_listed(translator: Translator) -> None:
         ("zh-Hant", "zh", None),
     ],
 )
-def test_variants_of_languages_are_matched(translator: Translator, source: str, target: str, pair: str | None) -> None:
+def test_variants_of_languages_are_matched(
+    translator: Translator, source: str, target: str, pair: str | None
+) -> None:
     pairs = [language_pair(translator, "en", code) for code in ("de", "pt", "pt-BR", "zh")]
     for each in pairs:
 
-        async def translate(texts: list[str], _: list[str], name: str = each.name, **__: Any) -> list[list[str]]:
+        async def translate(
+            texts: list[str], _: list[str], name: str = each.name, **__: Any
+        ) -> list[list[str]]:
             return [[name] for _ in texts]
 
         each.translate = translate
@@ -211,7 +219,10 @@ NO_TARGET = "English (en) is not available as a target"
         ("/translate", GOOD | {"source": "fr", "q": []}, 400, "fr is not supported"),
         ("/translate", GOOD | {"source": ""}, 400, "Invalid request: missing source parameter"),
         ("/translate", GOOD | {"format": "a\nb"}, 400, "format: a\\nb format is not supported"),
-        *[("/translate", GOOD | {"alternatives": n}, 400, "alternatives: ") for n in (-1, 1.5, "²", "9" * 5000, [])],
+        *[
+            ("/translate", GOOD | {"alternatives": n}, 400, "alternatives: ")
+            for n in (-1, 1.5, "²", "9" * 5000, [])
+        ],
         ("/translate", GOOD | {"q": "\ud800"}, 400, "the request"),
         ("/translate", GOOD | {"q": "x" * 501}, 400, "q: request (501) exceeds text limit (500)"),
         ("/detect", {}, 400, "Invalid request: missing q parameter"),
@@ -219,13 +230,20 @@ NO_TARGET = "English (en) is not available as a target"
         ("/translate_file", GOOD, 403, "Files translation are disabled on this server."),
         ("/translate", "[" * 5000, 400, "the request"),
         ("/page/translate", {}, 400, "Invalid request: missing text parameter"),
-        ("/page/translate", {"text": "x" * 501}, 400, "text: request (501) exceeds text limit (500)"),
+        (
+            "/page/translate",
+            {"text": "x" * 501},
+            400,
+            "text: request (501) exceeds text limit (500)",
+        ),
         ("/page/translate", {"text": "seven", "prefix": "x"}, 400, "prefix: "),
         ("/page/translate", {"text": "seven", "prefix": [10**6]}, 400, "prefix: "),
         ("/page/translate", {"text": "seven", "num_beams": 0}, 400, "num_beams: "),
     ],
 )
-def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status: int, message: str) -> None:
+def test_wrong_requests_are_one_line(
+    client: Any, path: str, fields: Any, status: int, message: str
+) -> None:
     body = fields if isinstance(fields, str) else json.dumps(fields)
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
@@ -233,7 +251,9 @@ def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status
     assert answer.json()["error"].startswith(message)
 
 
-FIELDS = 12 * MAX_CHARACTERS + 4096  # bytes of a body without a file: two JSON escapes for each character
+FIELDS = (
+    12 * MAX_CHARACTERS + 4096
+)  # bytes of a body without a file: two JSON escapes for each character
 FILE = FIELDS + 10_000_000
 
 
@@ -323,7 +343,9 @@ def test_long_sentences_are_refused(translator: Translator) -> None:
         assert "1024" in answer.json()["error"]
 
 
-def test_nothing_is_translated_for_a_request_that_is_refused(translator: Translator, held: threading.Event) -> None:
+def test_nothing_is_translated_for_a_request_that_is_refused(
+    translator: Translator, held: threading.Event
+) -> None:
     pair = language_pair(translator, max_queue=2, batch_size=1)
     with client_of(pair) as client:
         answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
@@ -359,7 +381,9 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
         assert statuses == [200] * (3 - len(refused)) + [503] * len(refused)
 
 
-def test_server_without_a_thread_is_dead(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_a_thread_is_dead(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with client_of(language_pair(translator)) as client:
         probes = ["/health", "/health/live", "/health/ready"]
         assert [client.get(path).json() for path in probes] == [{"status": "ok"}] * 3
@@ -370,7 +394,9 @@ def test_server_without_a_thread_is_dead(translator: Translator, monkeypatch: py
 
 
 @pytest.mark.parametrize("path", ["/translate", "/translate_file"])
-def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: threading.Event, path: str) -> None:
+def test_timeout_is_504_and_gives_the_sentence_up(
+    translator: Translator, held: threading.Event, path: str
+) -> None:
     pair = language_pair(translator)
     files = {"file": ("a.html", b"<p>seven</p>")}
     with client_of(pair, timeout=0.3, translate_files=True) as client:
@@ -410,7 +436,11 @@ KEY = {"api_key": "sesame"}
         *[
             ({"json": GOOD | key, "headers": {"Authorization": bearer}}, status)
             for key in ({}, {"api_key": ""})
-            for bearer, status in (("Bearer sesame", 200), ("bearer sesame", 200), ("Basic sesame", 403))
+            for bearer, status in (
+                ("Bearer sesame", 200),
+                ("bearer sesame", 200),
+                ("Basic sesame", 403),
+            )
         ],
     ],
 )
@@ -464,7 +494,9 @@ def test_pages_of_other_sites_are_refused(
 def test_names_of_other_servers_are_refused(translator: Translator) -> None:
     with client_of(language_pair(translator), allowed_hosts=("127.0.0.1",)) as client:
         for host, status in (("127.0.0.1:5000", 200), ("evil.example", 403)):
-            assert client.post("/translate", json=GOOD, headers={"Host": host}).status_code == status
+            assert (
+                client.post("/translate", json=GOOD, headers={"Host": host}).status_code == status
+            )
             assert client.get("/", headers={"Host": host}).status_code == status
 
 
@@ -507,7 +539,9 @@ def test_files_are_translated_if_asked(translator: Translator, source: str) -> N
 
 
 @pytest.mark.parametrize("step", ["split", "encode", "decode", "join"])
-def test_work_on_texts_leaves_the_server_free(translator: Translator, monkeypatch: Any, step: str) -> None:
+def test_work_on_texts_leaves_the_server_free(
+    translator: Translator, monkeypatch: Any, step: str
+) -> None:
     pair = language_pair(translator)
     answered = threading.Event()
     seen = []
@@ -635,7 +669,9 @@ def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:
         "pages": [],
     }
     assert "default-src 'self'" in site.headers["content-security-policy"]
-    assert client.get("/server_engine.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    assert (
+        client.get("/server_engine.js").headers["content-type"] == "text/javascript; charset=utf-8"
+    )
 
 
 def test_page_translation_has_every_field(client: Any, translator: Translator) -> None:
@@ -660,7 +696,9 @@ def test_page_translation_has_every_field(client: Any, translator: Translator) -
                 assert sum(row) == pytest.approx(1, abs=0.01)
 
 
-def test_page_translation_shows_the_inside_as_the_paper_has_it(client: Any, translator: Translator) -> None:
+def test_page_translation_shows_the_inside_as_the_paper_has_it(
+    client: Any, translator: Translator
+) -> None:
     found = page_of(client, inside=True)
     ids = [[token["id"] for token in found[side]] for side in ("source", "tokens")]
     assert_is_inside(found["inside"], copy.deepcopy(translator.model), *ids)
@@ -701,7 +739,9 @@ def test_page_translation_of_nothing_is_empty(client: Any, text: str) -> None:
     assert "".join(part["target"] for part in found["parts"]) == text
 
 
-def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(client: Any, translator: Translator) -> None:
+def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(
+    client: Any, translator: Translator
+) -> None:
     text = f" \n{CORPUS[1]}\n{CORPUS[3]}\n\n {CORPUS[2]} {{name}}\n"
     sentences = [
         CORPUS[1],
@@ -725,7 +765,9 @@ def test_page_translates_all_sentences_and_shows_the_one_at_the_caret(client: An
         assert found["text"] == best(translator, without_name)[0]
 
 
-def test_page_translates_a_sentence_that_is_too_long_for_a_picture(client: Any, translator: Translator) -> None:
+def test_page_translates_a_sentence_that_is_too_long_for_a_picture(
+    client: Any, translator: Translator
+) -> None:
     text = "xq" * 200
     found = page_of(client, text)
     assert found["tokens"] == []

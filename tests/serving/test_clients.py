@@ -53,7 +53,11 @@ def expected(translator: Translator) -> list[str]:
 def test_libretranslatepy(address: str, expected: list[str]) -> None:
     libretranslatepy = pytest.importorskip("libretranslatepy", reason="LibreTranslate's own client")
     client = libretranslatepy.LibreTranslateAPI(address, "sesame")
-    assert client.translate(CORPUS[0], "en", "de") == client.translate(CORPUS[0], "auto", "de") == expected[0]
+    assert (
+        client.translate(CORPUS[0], "en", "de")
+        == client.translate(CORPUS[0], "auto", "de")
+        == expected[0]
+    )
     assert client.languages()[0] == {
         "code": "en",
         "name": "English",
@@ -155,7 +159,9 @@ def test_requests_of_searxng(translator: Translator, beams: int) -> None:
 def test_requests_of_mastodon(translator: Translator, expected: list[str], source: str) -> None:
     # mastodon/mastodon, app/lib/translation_service/libre_translate.rb: lists of HTML, no key is null
     with client_of(language_pair(translator)) as client:
-        assert all({"code", "targets"} <= language.keys() for language in client.get("/languages").json())
+        assert all(
+            {"code", "targets"} <= language.keys() for language in client.get("/languages").json()
+        )
         texts = [f"<p>{CORPUS[0]}</p>", ""]
         body = {
             "q": texts,
@@ -187,11 +193,16 @@ def test_requests_of_dialect(translator: Translator, expected: list[str]) -> Non
         assert settings["apiKeys"]
         assert settings["keyRequired"]
         assert int(settings["charLimit"]) == 50
-        assert "confidence" in client.post("/detect", data={"q": "hello", "api_key": "sesame"}).json()[0]
+        assert (
+            "confidence"
+            in client.post("/detect", data={"q": "hello", "api_key": "sesame"}).json()[0]
+        )
         answer = translated(client, api_key="sesame")
         assert answer["translatedText"] == expected[0]
         assert answer["detectedLanguage"]["language"] == "en"
-        assert translated(client)["error"] == "Please contact the server operator to obtain an API key"
+        assert (
+            translated(client)["error"] == "Please contact the server operator to obtain an API key"
+        )
         assert translated(client, api_key="x")["error"] == "Invalid API key"
         assert "is not supported" in translated(client, api_key="sesame", target="xx")["error"]
         assert "exceeds text limit" in translated(client, api_key="sesame", q="x" * 51)["error"]

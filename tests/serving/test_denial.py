@@ -52,7 +52,9 @@ def busy() -> float:
     return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1))
 
 
-async def slowest(port: int, request: bytes, working: "asyncio.Future | None" = None) -> tuple[float, set[int]]:
+async def slowest(
+    port: int, request: bytes, working: "asyncio.Future | None" = None
+) -> tuple[float, set[int]]:
     """The longest of 20 answers, or of those until the work is done, and their statuses."""
     seconds = 0.0
     statuses = set()
@@ -84,13 +86,20 @@ def test_costly_requests_leave_the_server_to_others(server: RunningServer, case:
     async def measure() -> dict[str, tuple[float, float]]:
         alone = {name: (await slowest(server.port, request))[0] for name, request in others.items()}
         working = asyncio.gather(*(ask(server.port, costly) for _ in range(number)))
-        beside = await asyncio.gather(*(slowest(server.port, request, working) for request in others.values()))
+        beside = await asyncio.gather(
+            *(slowest(server.port, request, working) for request in others.values())
+        )
         assert {status for status, *_ in await working} <= {200, 413, 503}
         assert all(statuses <= {200, 503} for _, statuses in beside)
-        return {name: (alone[name], seconds) for name, (seconds, _) in zip(others, beside, strict=True)}
+        return {
+            name: (alone[name], seconds) for name, (seconds, _) in zip(others, beside, strict=True)
+        }
 
     figures = asyncio.run(measure())
-    print(f"\n{case}: " + json.dumps({name: [round(value, 3) for value in pair] for name, pair in figures.items()}))
+    print(
+        f"\n{case}: "
+        + json.dumps({name: [round(value, 3) for value in pair] for name, pair in figures.items()})
+    )
     assert figures["health"][1] - figures["health"][0] < MOST_SECONDS
 
 
@@ -113,7 +122,10 @@ DOCUMENTS = {
     "40 parts of zeros": (".docx", lambda: docx(bytes(50_000_000), 40)),
     "empty paragraphs": (".docx", lambda: docx(WORD % (b"<w:p/>" * 4_800_000))),
     "nested elements": (".html", lambda: b"<b>" * 3_300_000),
-    "subtitle of spaces": (".srt", lambda: b"1\n00:00:01,000 --> 00:00:02,000\na" + b" " * 9_900_000 + b"b\n"),
+    "subtitle of spaces": (
+        ".srt",
+        lambda: b"1\n00:00:01,000 --> 00:00:02,000\na" + b" " * 9_900_000 + b"b\n",
+    ),
 }
 
 
@@ -150,7 +162,9 @@ def test_documents_leave_the_server_to_others(
     folder = tmp_path_factory.mktemp("documents")
     requests = {name: upload(suffix, content()) for name, (suffix, content) in DOCUMENTS.items()}
 
-    async def measure(server: RunningServer, together: list[bytes]) -> tuple[float, float, set[int]]:
+    async def measure(
+        server: RunningServer, together: list[bytes]
+    ) -> tuple[float, float, set[int]]:
         idle = most = megabytes_of_all(server)
         working = asyncio.gather(*(ask(server.port, request) for request in together))
         seconds = 0.0
@@ -160,7 +174,9 @@ def test_documents_leave_the_server_to_others(
         return most - idle, seconds, {status for status, *_ in await working}
 
     async def end(server: RunningServer) -> float:
-        working = [asyncio.ensure_future(ask(server.port, requests["nested elements"])) for _ in range(3)]
+        working = [
+            asyncio.ensure_future(ask(server.port, requests["nested elements"])) for _ in range(3)
+        ]
         await asyncio.sleep(3)
         start = time.perf_counter()
         server.process.send_signal(signal.SIGTERM)
@@ -170,7 +186,9 @@ def test_documents_leave_the_server_to_others(
 
     options = ("--translate_files", "--timeout", "10")
     with running_server(echo_folder(folder / "model"), folder, *options) as server:
-        asyncio.run(ask(server.port, upload(".html", b"<p>seven</p>")))  # the first one starts what is needed
+        asyncio.run(
+            ask(server.port, upload(".html", b"<p>seven</p>"))
+        )  # the first one starts what is needed
         cases = {name: [request] for name, request in requests.items()}
         cases["all at once"] = list(requests.values())
         for name, together in cases.items():

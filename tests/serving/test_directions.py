@@ -48,7 +48,9 @@ def test_directions_of_a_model_are_translated_together(tmp_path: Path, on_source
             (expected,) = translator.directed(*codes).translate([text], max_new_tokens=9)
             assert answer == expected.replace("\n", " ").strip()
         mark = translator.directions.prefix(("en", "de"))
-        page = client.post("/en-de/page/translate", json={"text": TEXTS[0], "alternatives": 2}).json()
+        page = client.post(
+            "/en-de/page/translate", json={"text": TEXTS[0], "alternatives": 2}
+        ).json()
         ids = [token["id"] for token in page["tokens"]]
         assert ids[: len(mark)] == mark
         assert len(ids) == len(page["probabilities"]) == len(page["alternatives"])

@@ -54,7 +54,9 @@ def docx(content: bytes) -> bytes:
 
 
 def docx_of(content: bytes) -> bytes:
-    return docx(f'<w:document xmlns:w="{WORD}"><w:body>'.encode() + content + b"</w:body></w:document>")
+    return docx(
+        f'<w:document xmlns:w="{WORD}"><w:body>'.encode() + content + b"</w:body></w:document>"
+    )
 
 
 async def assert_no_process() -> None:
@@ -70,7 +72,9 @@ def translated(document: Upload, translate: Any = upper) -> bytes:
 
 
 @pytest.mark.parametrize("methods", [["fork", "spawn", "forkserver"], *slow(["spawn"])])
-def test_texts_are_translated_in_the_server(methods: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_translated_in_the_server(
+    methods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
     assert translated(upload(HTML)) == b"<p>ONE <b>TWO</b></p>"
     assert multiprocessing.active_children() == []
@@ -80,7 +84,9 @@ def test_errors_of_documents_and_of_the_server_arrive() -> None:
     async def failing(texts: Sequence[str]) -> list[list[TranslatedPart]]:
         raise HTTPException(418)
 
-    assert "no document of a word processor" in error_of(lambda: translated(upload(b"no archive", ".docx")))
+    assert "no document of a word processor" in error_of(
+        lambda: translated(upload(b"no archive", ".docx"))
+    )
     with pytest.raises(UserError, match=r"request \(12\) exceeds text limit \(10\)"):
         translated(upload(b"<p>twelve lette</p>", max_characters=10))
     with pytest.raises(HTTPException, match="418"):
@@ -89,10 +95,13 @@ def test_errors_of_documents_and_of_the_server_arrive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "content"), [(".docx", docx_of(b"<w:p/>" * 1_000_000)), (".html", b"<p>1</p>" * 300_000)]
+    ("suffix", "content"),
+    [(".docx", docx_of(b"<w:p/>" * 1_000_000)), (".html", b"<p>1</p>" * 300_000)],
 )
 def test_memory_of_a_document_is_limited(suffix: str, content: bytes) -> None:
-    assert "too much memory" in error_of(lambda: translated(upload(content, suffix, memory=40_000_000)))
+    assert "too much memory" in error_of(
+        lambda: translated(upload(content, suffix, memory=40_000_000))
+    )
 
 
 def test_computing_of_a_document_is_limited() -> None:
@@ -170,7 +179,9 @@ def test_documents_are_read_one_at_a_time() -> None:
 
     async def run() -> list[bytes]:
         processes = DocumentProcesses()
-        return await asyncio.gather(*(processes.translate(upload(HTML), slow_upper) for _ in range(2)))
+        return await asyncio.gather(
+            *(processes.translate(upload(HTML), slow_upper) for _ in range(2))
+        )
 
     assert asyncio.run(run()) == [b"<p>ONE <b>TWO</b></p>"] * 2
     assert running == [(1, True)] * 2
@@ -206,17 +217,23 @@ def test_work_ends_with_its_request(content: bytes, translate: Any) -> None:
 
 
 @pytest.mark.parametrize(("content", "translate"), [(ENDLESS, upper), (HTML, never)])
-def test_work_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, content: bytes, translate: Any) -> None:
+def test_work_ends_with_the_server(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, translate: Any
+) -> None:
     monkeypatch.setattr(document_process, "_SECONDS_TO_END", 0.3)
 
     async def run() -> None:
         processes = DocumentProcesses()
-        work = [asyncio.ensure_future(processes.translate(upload(content), translate)) for _ in range(3)]
+        work = [
+            asyncio.ensure_future(processes.translate(upload(content), translate)) for _ in range(3)
+        ]
         await asyncio.sleep(0.1)
         start = time.perf_counter()
         processes.end_soon()
         answers = await asyncio.gather(*work, return_exceptions=True)
-        answers += await asyncio.gather(processes.translate(upload(HTML), upper), return_exceptions=True)
+        answers += await asyncio.gather(
+            processes.translate(upload(HTML), upper), return_exceptions=True
+        )
         assert [type(answer) for answer in answers] == [ServerEnds] * 4
         assert multiprocessing.active_children() == []
         assert time.perf_counter() - start < 5
@@ -224,10 +241,16 @@ def test_work_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, content: byt
     asyncio.run(run())
 
 
-@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="needs a forkserver")
-def test_server_starts_after_the_imports_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    "forkserver" not in multiprocessing.get_all_start_methods(), reason="needs a forkserver"
+)
+def test_server_starts_after_the_imports_of_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They take seconds of a processor, and a server that ended meanwhile would wait for them."""
-    (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.5)\nopen(__file__ + 'done', 'w')\n")
+    (tmp_path / "imported_slowly.py").write_text(
+        "import time\ntime.sleep(0.5)\nopen(__file__ + 'done', 'w')\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(document_process, "__name__", "imported_slowly")
     own = forkserver.ForkServer()  # that of other tests has imported what it needs
@@ -281,7 +304,9 @@ def test_failed_process_is_500_without_details(
         return ["secret"]
 
     with client_of(language_pair(), translate_files=True) as client:
-        client.server.documents.translate = lambda document, _: DocumentProcesses().translate(document, wrong)
+        client.server.documents.translate = lambda document, _: DocumentProcesses().translate(
+            document, wrong
+        )
         files = {"file": ("a.html", HTML)}
         answer = client.post(
             "/translate_file",

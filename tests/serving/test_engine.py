@@ -50,7 +50,9 @@ def texts(translator: Translator, futures: list[Future]) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_engine_translates_like_the_translator(translator: Translator, sources: list[list[int]], workers: int) -> None:
+def test_engine_translates_like_the_translator(
+    translator: Translator, sources: list[list[int]], workers: int
+) -> None:
     engine = engine_of(translator, workers, batch_size=4, num_beams=2)
     futures = engine.submit(sources[:7]) + engine.submit(sources[7:])
     assert texts(translator, futures) == list(translator.translate(LINES, num_beams=2))
@@ -100,7 +102,9 @@ def test_queue_takes_as_many_sentences_as_it_has_places(translator, sources, hel
     assert not engine.alive
 
 
-def test_closing_engine_is_not_ready(translator: Translator, sources: list, held: threading.Event) -> None:
+def test_closing_engine_is_not_ready(
+    translator: Translator, sources: list, held: threading.Event
+) -> None:
     engine = engine_of(translator, batch_size=1)
     submit_and_start(engine, sources[:1])
     closing = threading.Thread(target=engine.close)
@@ -174,7 +178,9 @@ class Batch:
         (7, [2, 2, 2], 9, 3),
     ],
 )
-def test_workers_take_their_share_of_the_queue(waiting: int, running: list[int], places: int, taken: int) -> None:
+def test_workers_take_their_share_of_the_queue(
+    waiting: int, running: list[int], places: int, taken: int
+) -> None:
     queue = [QueuedSentence([5], 1, turn, []) for turn in range(10, 10 + waiting)]
     engine = SimpleNamespace(_waiting=[*queue], _running=[*running], _turn=9)
     batch = Batch(running[0], places)
@@ -196,7 +202,9 @@ def test_workers_pass_cancelled_sentences_over() -> None:
     assert (engine._waiting, engine._turn, engine._running) == ([], 3, [2])
 
 
-def test_requests_take_turns(translator: Translator, sources: list[list[int]], held: threading.Event) -> None:
+def test_requests_take_turns(
+    translator: Translator, sources: list[list[int]], held: threading.Event
+) -> None:
     done: list[str] = []
     engine = engine_of(translator, batch_size=1)
     for name, own in (
@@ -213,7 +221,9 @@ def test_requests_take_turns(translator: Translator, sources: list[list[int]], h
     assert done[-5:] == ["large"] * 5
 
 
-def test_closing_engine_translates_its_queue(translator: Translator, sources: list[list[int]]) -> None:
+def test_closing_engine_translates_its_queue(
+    translator: Translator, sources: list[list[int]]
+) -> None:
     engine = engine_of(translator, workers=2, batch_size=2)
     futures = engine.submit(sources)
     engine.close()
@@ -251,11 +261,15 @@ def test_cancelled_sentences_make_room_in_the_queue(translator, sources, held):
     assert engine.waiting == 0
     futures = engine.submit(sources[4:7])
     held.set()
-    assert texts(translator, running + futures) == list(translator.translate([LINES[i] for i in (0, 4, 5, 6)]))
+    assert texts(translator, running + futures) == list(
+        translator.translate([LINES[i] for i in (0, 4, 5, 6)])
+    )
     engine.close()
 
 
-def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources: list[list[int]], caplog: Any) -> None:
+def test_sentence_that_cannot_start_fails_alone(
+    translator: Translator, sources: list[list[int]], caplog: Any
+) -> None:
     engine = engine_of(translator)
     futures = engine.submit([*sources[:2], [10**6], *sources[2:4]])
     with pytest.raises((ValueError, IndexError)):
@@ -265,7 +279,9 @@ def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources:
 
 
 @pytest.mark.parametrize(("threads", "workers", "share"), [(4, 2, 2), (3, 2, 1), (1, 2, 1)])
-def test_workers_share_the_threads_of_torch(threads, workers, share, translator, sources, monkeypatch):
+def test_workers_share_the_threads_of_torch(
+    threads, workers, share, translator, sources, monkeypatch
+):
     seen = set()
     step = ContinuousSearch.step
 
@@ -287,7 +303,9 @@ def test_workers_share_the_threads_of_torch(threads, workers, share, translator,
 
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("place", ["step", "join"])
-def test_batch_without_memory_is_halved_and_loses_no_sentence(place, most, translator, sources, monkeypatch, caplog):
+def test_batch_without_memory_is_halved_and_loses_no_sentence(
+    place, most, translator, sources, monkeypatch, caplog
+):
     original = getattr(ContinuousSearch, place)
     sizes = []
 
@@ -354,7 +372,9 @@ def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch
     assert engine.translated == 3
 
 
-def test_c_functions_are_loaded_before_the_first_sentence(translator: Translator, monkeypatch) -> None:
+def test_c_functions_are_loaded_before_the_first_sentence(
+    translator: Translator, monkeypatch
+) -> None:
     asked = []
     monkeypatch.setattr(
         engine_module,

@@ -136,7 +136,9 @@ SITE = ("https://example.org",)
         ("http://localhost:3000", "translate.example.org", HOSTS[3:], (), False),
     ],
 )
-def test_pages_of_other_sites_are_refused(origin: Any, host: str, hosts: Any, origins: Any, passes: bool) -> None:
+def test_pages_of_other_sites_are_refused(
+    origin: Any, host: str, hosts: Any, origins: Any, passes: bool
+) -> None:
     headers = {"Host": host} | ({"Origin": origin} if origin else {})
     for method in ("DELETE", "PATCH", "POST", "PUT"):
         answer = answer_of(method, headers=headers, hosts=hosts, origins=origins)

@@ -64,13 +64,17 @@ def test_numbers_are_rounded(inspector: Inspector, translator: Translator) -> No
     assert decimals(found["inside"]) == 6
 
 
-def test_alternatives_are_at_most_fifty_or_the_vocabulary(inspector: Inspector, translator: Translator) -> None:
+def test_alternatives_are_at_most_fifty_or_the_vocabulary(
+    inspector: Inspector, translator: Translator
+) -> None:
     size = translator.model.config.target_vocab_size
     for asked, expected in ((1, 1), (3, 3), (1000, size)):
         found = picture_of(inspector, translator, "ab", alternatives=asked)
         assert {len(choices) for choices in found["alternatives"]} == {expected}
     assert size < 50
-    tokenizer = train_symbol_tokenizer([(chr(letter), 1) for letter in range(0x4E00, 0x4E40)], "chars")
+    tokenizer = train_symbol_tokenizer(
+        [(chr(letter), 1) for letter in range(0x4E00, 0x4E40)], "chars"
+    )
     large = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
     other = Inspector(large)
     choices = picture_of(other, large, "一", alternatives=1000)["alternatives"]
@@ -81,7 +85,8 @@ def test_alternatives_are_at_most_fifty_or_the_vocabulary(inspector: Inspector, 
 
 
 @pytest.mark.parametrize(
-    ("letters", "has_inside", "has_tokens"), [(63, True, True), (64, False, True), (127, False, True)]
+    ("letters", "has_inside", "has_tokens"),
+    [(63, True, True), (64, False, True), (127, False, True)],
 )
 def test_long_sources_have_no_inside(
     inspector: Inspector,
@@ -125,7 +130,9 @@ def test_prefixes_have_ids_of_the_vocabulary(inspector: Inspector, translator: T
         assert error_of(picture_of, inspector, translator, "ab", prefix=prefix) == message
 
 
-def test_an_end_in_the_prefix_leaves_one_hypothesis(inspector: Inspector, translator: Translator) -> None:
+def test_an_end_in_the_prefix_leaves_one_hypothesis(
+    inspector: Inspector, translator: Translator
+) -> None:
     (end,) = translator.end_tokens
     letter = translator.model.config.target_vocab_size - 1
     found = picture_of(inspector, translator, "ab", prefix=[letter, end])
@@ -134,7 +141,9 @@ def test_an_end_in_the_prefix_leaves_one_hypothesis(inspector: Inspector, transl
 
 
 @pytest.mark.parametrize("beams", [1, 2, 3])
-def test_hypotheses_are_those_of_the_translator(inspector: Inspector, translator: Translator, beams: int) -> None:
+def test_hypotheses_are_those_of_the_translator(
+    inspector: Inspector, translator: Translator, beams: int
+) -> None:
     found = picture_of(inspector, translator, "abc", beams)
     (expected,) = translator.translate_nbest(["abc"], beams, num_beams=beams)
     assert [one["text"] for one in found["hypotheses"]] == [one.text for one in expected]

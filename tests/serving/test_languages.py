@@ -19,7 +19,9 @@ from hf_vanilla_transformer.utils.errors import UserError
         ("opus-mt-en-fra/", ("en", "fra"), "opus-mt-en-fra"),
     ],
 )
-def test_languages_are_given_or_in_the_name(argument: str, pair: tuple[str, str], folder: str) -> None:
+def test_languages_are_given_or_in_the_name(
+    argument: str, pair: tuple[str, str], folder: str
+) -> None:
     assert model_folders([argument]) == {pair: Path(folder)}
 
 
@@ -39,7 +41,9 @@ def test_card_wins_over_the_name(tmp_path: Path, languages: str, pair: tuple[str
     assert model_folders([str(folder)]) == {pair: folder}
 
 
-@pytest.mark.parametrize("card", ["", "---", "---\nlanguage: en\n---", "---\n- [\n---", "---\nlanguage: [en]\n---\n"])
+@pytest.mark.parametrize(
+    "card", ["", "---", "---\nlanguage: en\n---", "---\n- [\n---", "---\nlanguage: [en]\n---\n"]
+)
 def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) -> None:
     folder = tmp_path / "opus-mt-fr-es"
     folder.mkdir()

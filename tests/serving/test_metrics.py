@@ -22,7 +22,9 @@ def metrics() -> ServerMetrics:
 
 
 def value(made: ServerMetrics, line: str) -> float | None:
-    lines = dict(each.rsplit(" ", 1) for each in generate_latest(made.registry).decode().splitlines())
+    lines = dict(
+        each.rsplit(" ", 1) for each in generate_latest(made.registry).decode().splitlines()
+    )
     return float(lines[line]) if line in lines else None
 
 

@@ -22,7 +22,9 @@ CLIENTS = 8
 @pytest.mark.slow
 def test_killed_replica_fails_only_the_requests_in_flight(tmp_path: Path) -> None:
     folder = echo_folder(tmp_path / "model")
-    expected = list(Translator.from_pretrained(folder, device="cpu", dtype="float32").translate(LINES))
+    expected = list(
+        Translator.from_pretrained(folder, device="cpu", dtype="float32").translate(LINES)
+    )
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     answers: dict[int, str] = {}
@@ -51,7 +53,9 @@ def test_killed_replica_fails_only_the_requests_in_flight(tmp_path: Path) -> Non
                     refused.append(line)
                     continue
                 except (ConnectionError, asyncio.IncompleteReadError):
-                    assert server is a and in_flight[line][1] <= killed, "only of the killed replica, in flight"
+                    assert server is a and in_flight[line][1] <= killed, (
+                        "only of the killed replica, in flight"
+                    )
                     lost.append(line)
                     return
                 assert status == 200
@@ -75,4 +79,6 @@ def test_killed_replica_fails_only_the_requests_in_flight(tmp_path: Path) -> Non
     assert refused
     assert sorted([*answers, *lost]) == list(range(len(LINES)))
     assert {line: expected[line] for line in answers} == answers
-    print(f"\n{len(answers)} right answers, {len(lost)} connections lost, {len(refused)} sent to the other replica")
+    print(
+        f"\n{len(answers)} right answers, {len(lost)} connections lost, {len(refused)} sent to the other replica"
+    )

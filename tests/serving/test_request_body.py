@@ -34,12 +34,17 @@ GOOD = {"q": "seven", "source": "en", "target": "de"}
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data; boundary=x"
-A_FILE = b'--x\r\nContent-Disposition: form-data; name="q"; filename="a.txt"\r\n\r\nseven\r\n--x--\r\n'
+A_FILE = (
+    b'--x\r\nContent-Disposition: form-data; name="q"; filename="a.txt"\r\n\r\nseven\r\n--x--\r\n'
+)
 
 
 def multipart(*fields: tuple[str, str]) -> bytes:
     """As a browser sends it."""
-    parts = (f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields)
+    parts = (
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields
+    )
     return ("".join(parts) + "--x--\r\n").encode()
 
 
@@ -54,7 +59,9 @@ def multipart(*fields: tuple[str, str]) -> bytes:
         ("²", [b"x"], None),
     ],
 )
-def test_body_is_read_up_to_its_limit(declared: str | None, chunks: list[bytes] | None, message: str | None) -> None:
+def test_body_is_read_up_to_its_limit(
+    declared: str | None, chunks: list[bytes] | None, message: str | None
+) -> None:
     """None stands for what must not be read."""
 
     async def stream() -> AsyncIterator[bytes]:
@@ -75,10 +82,22 @@ FIELDS = [("q", "süß\r\n a&b"), ("q", "second"), ("source", "en"), ("format", 
 @pytest.mark.parametrize(
     ("body", "content_type", "query"),
     [
-        (b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en", "format": ""}', f"{JSON}; charset=utf-8", ""),
-        (b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en"}', "application/vnd.api+json", "q=x&format="),
+        (
+            b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en", "format": ""}',
+            f"{JSON}; charset=utf-8",
+            "",
+        ),
+        (
+            b'{"q": "s\xc3\xbc\\u00df\\r\\n a&b", "source": "en"}',
+            "application/vnd.api+json",
+            "q=x&format=",
+        ),
         (urlencode(FIELDS).encode(), FORM, ""),
-        ("q=süß%0D%0A+a%26b&q=second&source=en&format=".encode(), f"{FORM}; charset=UTF-8", ""),  # raw UTF-8
+        (
+            "q=süß%0D%0A+a%26b&q=second&source=en&format=".encode(),
+            f"{FORM}; charset=UTF-8",
+            "",
+        ),  # raw UTF-8
         (multipart(*FIELDS), MULTIPART, ""),
         (b"", "", urlencode(FIELDS)),
         (b"q=x", f" {FORM.upper()} ", urlencode(FIELDS)),
@@ -213,11 +232,20 @@ ALTERNATIVES = "(most further translations. The server's beams may give fewer)"
     ("fields", "message"),
     [
         ({"q": None}, f"Invalid request: missing q parameter {TEXTS}"),
-        ({"target": ""}, "Invalid request: missing target parameter (a language code of GET /languages)"),
-        ({"format": "pdf"}, "format: pdf format is not supported (text or html; HTML keeps its tags)"),
+        (
+            {"target": ""},
+            "Invalid request: missing target parameter (a language code of GET /languages)",
+        ),
+        (
+            {"format": "pdf"},
+            "format: pdf format is not supported (text or html; HTML keeps its tags)",
+        ),
         ({"q": 7}, f"q: input should be a valid string {TEXTS}"),
         ({"q": ["a", {}, "b", {}]}, f"q: input should be a valid string (item 1) {TEXTS}"),
-        ({"alternatives": -1}, f"alternatives: input should be greater than or equal to 0 {ALTERNATIVES}"),
+        (
+            {"alternatives": -1},
+            f"alternatives: input should be greater than or equal to 0 {ALTERNATIVES}",
+        ),
     ],
 )
 def test_first_wrong_field_is_named(fields: dict[str, Any], message: str) -> None:

@@ -67,11 +67,16 @@ def server(*pairs: Any, pivot: str | None = None, **limits: Any) -> Server:
 def test_sentence_at_a_position_is_the_last_that_starts_before_it() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
-        parts = [Part("x" * int(rng.integers(1, 4)), bool(rng.integers(2))) for _ in range(rng.integers(0, 6))]
+        parts = [
+            Part("x" * int(rng.integers(1, 4)), bool(rng.integers(2)))
+            for _ in range(rng.integers(0, 6))
+        ]
         starts = [sum(len(part.text) for part in parts[:place]) for place in range(len(parts))]
         starts = [start for start, part in zip(starts, parts, strict=True) if part.is_sentence]
         for caret in (None, *range(20)):
-            before = [place for place, start in enumerate(starts) if caret is None or start <= caret]
+            before = [
+                place for place, start in enumerate(starts) if caret is None or start <= caret
+            ]
             expected = max([0, *before]) if starts else None
             assert _sentence_at(parts, caret) == expected
 
@@ -118,7 +123,10 @@ def test_languages_have_their_names_and_order() -> None:
     assert made._route("it", "it") == []
     not_available = "400: German (de) is not available as a target language from Italian (it)"
     assert refusal(made._route, "it", "de") == not_available
-    assert refusal(made._route, "yy", "de") == "400: yy is not supported (GET /languages lists the languages)"
+    assert (
+        refusal(made._route, "yy", "de")
+        == "400: yy is not supported (GET /languages lists the languages)"
+    )
 
 
 def test_each_model_is_counted_once() -> None:
@@ -183,7 +191,9 @@ def test_page_has_sixteen_beams_or_those_of_the_server(beams: int, most: int) ->
     one = pair("de-en", FakeEngine(beams), page_translation=page_translation)
     made = server(one)
     for asked in (None, 1, most):
-        assert run(made.page_translation(one, schemas.PageRequest(text="a", num_beams=asked))) == asked
+        assert (
+            run(made.page_translation(one, schemas.PageRequest(text="a", num_beams=asked))) == asked
+        )
     message = f"400: num_beams: at most {most}"
     assert (
         refusal(
@@ -266,14 +276,19 @@ def test_texts_above_forty_characters_are_detected_alone(
     only = run(made._detected(["x"], "it"))
     assert [(one.language, one.confidence) for one in only] == [("de", 100.0)]
     assert len(detect.seen) == 3, "a single language is not detected"
-    assert refusal(made._detected, ["x"], "fr") == "400: French (fr) is not available as a target language"
+    assert (
+        refusal(made._detected, ["x"], "fr")
+        == "400: French (fr) is not available as a target language"
+    )
 
 
 def upper_pair(name: str, beams: int = 3) -> Any:
     """A pair that translates into capitals and the name of its target, with as many results as asked."""
     asked: list[Any] = []
 
-    async def translate(texts: Sequence[str], warnings: list[str], html: bool, n_best: int) -> list[list[str]]:
+    async def translate(
+        texts: Sequence[str], warnings: list[str], html: bool, n_best: int
+    ) -> list[list[str]]:
         asked.append((list(texts), html, n_best))
         warnings.append(f"by {name}")
         return [[f"{text.upper()}{number or ''}" for number in range(n_best)] for text in texts]
@@ -293,7 +308,9 @@ def test_texts_are_translated_by_the_pairs_of_their_languages(
         return [schemas.DetectedLanguage(language=languages[text], confidence=50) for text in texts]
 
     monkeypatch.setattr(made, "_detected", detected)
-    request = schemas.TranslateRequest(q=[*"abcba"], source="auto", target="de", alternatives=1, format="html")
+    request = schemas.TranslateRequest(
+        q=[*"abcba"], source="auto", target="de", alternatives=1, format="html"
+    )
     answer = run(made.translate(request))
     assert answer.translatedText == ["A", "B", "c", "B", "A"]
     assert answer.alternatives == [["A1"], ["B1"], [], ["B1"], ["A1"]]
@@ -308,7 +325,9 @@ def test_texts_are_translated_by_the_pairs_of_their_languages(
         "warnings": ["by aa-de"],
     }
     assert second.asked[-1] == (["b"], False, 1)
-    answer = run(made.translate(schemas.TranslateRequest(q="a", source="en", target="de", alternatives=9)))
+    answer = run(
+        made.translate(schemas.TranslateRequest(q="a", source="en", target="de", alternatives=9))
+    )
     assert answer.alternatives == ["A1", "A2"]
     answer = run(made.translate(schemas.TranslateRequest(q=[], source="en", target="de")))
     assert answer.model_dump(exclude_unset=True) == {"translatedText": []}
@@ -317,14 +336,18 @@ def test_texts_are_translated_by_the_pairs_of_their_languages(
 def test_predictions_are_at_most_the_beams() -> None:
     one = schemas.Prediction(text="A", score=-1.0, probability=1.0)
 
-    async def predict(texts: list[str], n_best: int, warnings: list[str]) -> list[list[schemas.Prediction]]:
+    async def predict(
+        texts: list[str], n_best: int, warnings: list[str]
+    ) -> list[list[schemas.Prediction]]:
         warnings += ["w"] * (n_best == 3)
         return [[one] * n_best for _ in texts]
 
     async def unknown(texts: list[str]) -> list[list[str]] | None:
         return None if "known" in texts else [["x"] for _ in texts]
 
-    model: Any = SimpleNamespace(engine=SimpleNamespace(num_beams=3), predict=predict, unknown=unknown)
+    model: Any = SimpleNamespace(
+        engine=SimpleNamespace(num_beams=3), predict=predict, unknown=unknown
+    )
     made = server("de-en")
     answer = run(made.predict(model, schemas.PredictRequest(q=["a", "b"], n_best=2)))
     assert answer == schemas.PredictAnswer(predictions=[[one] * 2] * 2, unknown=[["x"]] * 2)
@@ -355,7 +378,9 @@ def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     key, warnings = run(made.translate_file(file_request("auto", "../a b.HTML", html)))
     assert (made.files[key], warnings) == (html.upper(), [])
     assert key.endswith(".a b.HTML")
-    assert [text for text, _ in detect.seen] == [" bonjour  xxxx"], "as many bytes as characters are allowed"
+    assert [text for text, _ in detect.seen] == [" bonjour  xxxx"], (
+        "as many bytes as characters are allowed"
+    )
     run(made.translate_file(file_request("ar", "a.docx", b"PK")))
     assert used == [("fr-de", ".HTML"), ("ar-de", ".docx")]
     message = "400: source: auto is not supported for .docx; give a language code"
@@ -413,7 +438,8 @@ class Now(Executor):
 
 
 @pytest.mark.parametrize(
-    ("count", "sizes"), [(0, []), (1, [1]), (32, [32]), (33, [32, 1]), (64, [32, 32]), (100, [32, 32, 32, 4])]
+    ("count", "sizes"),
+    [(0, []), (1, [1]), (32, [32]), (33, [32, 1]), (64, [32, 32]), (100, [32, 32, 32, 4])],
 )
 def test_other_requests_have_their_turn_after_32_items(count: int, sizes: list[int]) -> None:
     own = Now()
@@ -431,7 +457,9 @@ def test_other_requests_have_their_turn_after_32_items(count: int, sizes: list[i
         return [*zip(sources, targets, strict=True)]
 
     self.inspector = SimpleNamespace(run=align, align=None)
-    assert run(LanguagePair._align(self, range(count), expected)) == [*zip(range(count), expected, strict=True)]  # type: ignore[arg-type]
+    assert run(LanguagePair._align(self, range(count), expected)) == [
+        *zip(range(count), expected, strict=True)
+    ]  # type: ignore[arg-type]
     assert aligned == sizes
 
 
@@ -464,7 +492,9 @@ END = 2
         ([[5], [], [5]], False, "FIRST and 2 more sentences"),
     ],
 )
-def test_translations_without_an_end_are_a_warning(tokens: list, limited: bool, expected: str | None) -> None:
+def test_translations_without_an_end_are_a_warning(
+    tokens: list, limited: bool, expected: str | None
+) -> None:
     texts = ["long words " * 6, "second", "third"][: len(tokens)]
     first = "long words long words long words long words long words [...]"
     assert len(first) == 60

@@ -48,7 +48,9 @@ def test_options_have_the_defaults_of_libretranslate() -> None:
         ("0.0.0.0", ("Translate.Example.org",), (*THIS_HOST, "translate.example.org")),
     ],
 )
-def test_names_of_the_server(host: str, allowed: tuple[str, ...], expected: tuple[str, ...]) -> None:
+def test_names_of_the_server(
+    host: str, allowed: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
     limits = Limits(max_characters=7, allowed_hosts=allowed)
     found = server._named_hosts(ServeOptions([], host=host, limits=limits))
     assert found == dataclasses.replace(limits, allowed_hosts=expected)
@@ -59,7 +61,11 @@ def test_names_of_the_server(host: str, allowed: tuple[str, ...], expected: tupl
     [
         ({"max_characters": 0}, {}, "max_characters"),
         ({"timeout": 0.0}, {}, "timeout: must be a finite number of seconds above 0, not 0"),
-        ({"timeout": float("inf")}, {}, "timeout: must be a finite number of seconds above 0, not inf"),
+        (
+            {"timeout": float("inf")},
+            {},
+            "timeout: must be a finite number of seconds above 0, not inf",
+        ),
         ({"api_key": ""}, {}, "api_key: is empty, so that anybody could guess it"),
         ({}, {"shortlist": "s"}, "shortlist: s is for one model, not for 2"),
         ({"max_characters": 1, "timeout": 0.5, "api_key": "a"}, {}, "missing1: "),
@@ -73,7 +79,9 @@ def test_wrong_options_are_refused(limits: dict, options: dict, message: str) ->
     assert error_of(server.load_server, chosen).startswith(message)
 
 
-def test_models_are_loaded_with_their_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_loaded_with_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     several = save_model_of_languages(tmp_path / "several", False, tie_word_embeddings=False)
     other = echo_folder(tmp_path / "other")
     models = [f"en-de={several}", f"en-fr={several}", f"de-en={other}"]
@@ -120,11 +128,19 @@ def test_models_are_loaded_with_their_options(tmp_path: Path, monkeypatch: pytes
         (["sequence"], ("sequence", "sequence")),
         (["name=sequence"], ("name", "sequence")),
         (["odd=name"], ("odd=name", "odd=name")),
-        (["en-de=language", "sequence"], "--model: sequence is of sequences: serve it alone, at a port of its own"),
-        (["a=sequence", "missing"], "--model: a=sequence is of sequences: serve it alone, at a port of its own"),
+        (
+            ["en-de=language", "sequence"],
+            "--model: sequence is of sequences: serve it alone, at a port of its own",
+        ),
+        (
+            ["a=sequence", "missing"],
+            "--model: a=sequence is of sequences: serve it alone, at a port of its own",
+        ),
     ],
 )
-def test_a_model_of_sequences_is_found(models: list[str], expected: Any, in_tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_model_of_sequences_is_found(
+    models: list[str], expected: Any, in_tmp_path: Path, monkeypatch: Any
+) -> None:
     for name in ("language", "sequence", "odd=name"):
         (in_tmp_path / name).mkdir()
     monkeypatch.setattr(server, "load_tokenizers", lambda folder: [folder.name])
@@ -227,7 +243,9 @@ def test_server_runs_until_a_signal(
         raise KeyboardInterrupt
 
     bound = []
-    monkeypatch.setattr(server, "_bound_socket", lambda *address: bound.append(address) or listening)
+    monkeypatch.setattr(
+        server, "_bound_socket", lambda *address: bound.append(address) or listening
+    )
     monkeypatch.setattr(server, "load_server", lambda options: loaded)
     monkeypatch.setattr(server, "create_app", lambda loaded: loaded)
     monkeypatch.setattr(server._HttpServer, "run", run)
@@ -272,18 +290,25 @@ def test_documents_end_soon_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> N
     assert loaded.events == ["documents end soon", "shut down ['socket']"]
 
 
-@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+@pytest.mark.parametrize(
+    ("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]
+)
 def test_socket_is_bound(host: str, family: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(socket, "create_server", lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setattr(
+        socket, "create_server", lambda *args, **options: asked.append((args, options))
+    )
     server._bound_socket(host, 7)
     assert asked == [(((host, 7),), {"family": family, "backlog": 2048})]
 
 
 @pytest.mark.parametrize(
-    ("most", "is_open", "expected"), [(10_240, 40, 10_136), (256, 100, 92), (100, 20, 16), (96, 16, 16)]
+    ("most", "is_open", "expected"),
+    [(10_240, 40, 10_136), (256, 100, 92), (100, 20, 16), (96, 16, 16)],
 )
-def test_connections_leave_files_to_the_process(most: int, is_open: int, expected: int, monkeypatch: Any) -> None:
+def test_connections_leave_files_to_the_process(
+    most: int, is_open: int, expected: int, monkeypatch: Any
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(server, "raise_open_files", lambda wanted: asked.append(wanted) or most)
     monkeypatch.setattr(server, "open_files", lambda: is_open)
@@ -357,14 +382,18 @@ def test_silent_connections_make_room() -> None:
     first = connect()
     second = connect()
     assert first.transport.events == second.transport.events == []
-    first.cycle = second.cycle = SimpleNamespace(response_complete=False)  # both have sent a request
+    first.cycle = second.cycle = SimpleNamespace(
+        response_complete=False
+    )  # both have sent a request
     third = connect()
     assert third.transport.events == ["aborted"], "no other is silent"
     assert first.transport.events == second.transport.events == []
     third.connection_lost(ConnectionResetError())
     second.cycle = None
     fourth = connect()
-    assert second.transport.events + fourth.transport.events == ["aborted"], "one of the silent ones"
+    assert second.transport.events + fourth.transport.events == ["aborted"], (
+        "one of the silent ones"
+    )
     assert first.transport.events == []
 
 

@@ -51,7 +51,9 @@ def model_of_characters(texts: list[str], max_new_tokens: int) -> Translator:
     return Translator(model, tokenizer)
 
 
-def test_predictions_are_the_candidates_of_the_translator(client: Any, translator: Translator) -> None:
+def test_predictions_are_the_candidates_of_the_translator(
+    client: Any, translator: Translator
+) -> None:
     beams = client.server.pairs[0].engine.num_beams
     words = ["world", "", "record"]
     found = predict(client, words, n_best=beams)
@@ -62,9 +64,13 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
         assert [one["text"] for one in predictions] == [one.text for one in candidates]
         probabilities = [one["probability"] for one in predictions]
         assert probabilities == pytest.approx([one.probability for one in candidates], abs=1e-4)
-        assert [one["score"] is None for one in predictions] == [one.score is None for one in candidates]
+        assert [one["score"] is None for one in predictions] == [
+            one.score is None for one in candidates
+        ]
     assert found["predictions"][1] == [{"text": "", "score": 0.0, "probability": 1.0}]
-    (one,) = client.post("/predict", data={"q": "world"}).json()["predictions"]  # a form, and one text
+    (one,) = client.post("/predict", data={"q": "world"}).json()[
+        "predictions"
+    ]  # a form, and one text
     assert one["text"] == "W ER L D"
     assert one["score"] < 0
     assert one["probability"] == 1
@@ -130,7 +136,9 @@ def test_unknown_symbols_of_a_language_are_a_warning() -> None:
         ({}, 400, "missing q parameter"),
     ],
 )
-def test_requests_are_refused_in_one_line(client: Any, fields: dict, status: int, message: str) -> None:
+def test_requests_are_refused_in_one_line(
+    client: Any, fields: dict, status: int, message: str
+) -> None:
     answer = client.post("/predict", json=fields)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -162,7 +170,9 @@ def without_language_texts(html: str) -> str:
 
 
 @pytest.mark.parametrize("decoded", [None, "same"])
-def test_page_lists_what_predict_answers(client: Any, monkeypatch: pytest.MonkeyPatch, decoded: str | None) -> None:
+def test_page_lists_what_predict_answers(
+    client: Any, monkeypatch: pytest.MonkeyPatch, decoded: str | None
+) -> None:
     site = client.get("/site.json").json()
     assert site["task"] == "sequence"
     assert site["pages"] == []
@@ -178,7 +188,9 @@ def test_page_lists_what_predict_answers(client: Any, monkeypatch: pytest.Monkey
     assert len(found) == (beams if decoded is None else 1)
     assert [one["text"] for one in found] == [one["text"] for one in expected]
     for field in ("score", "probability"):
-        assert [one[field] for one in found] == pytest.approx([one[field] for one in expected], abs=1e-3)
+        assert [one[field] for one in found] == pytest.approx(
+            [one[field] for one in expected], abs=1e-3
+        )
     assert page_of(client, "")["predictions"] == []
 
 

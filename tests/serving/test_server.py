@@ -23,7 +23,14 @@ from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 from hf_vanilla_transformer.serving.engine import Engine
 from hf_vanilla_transformer.serving.server import _connection_limit
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
+from tests.serving.running_server import (
+    RunningServer,
+    ask,
+    ask_all,
+    post,
+    read_answer,
+    running_server,
+)
 from tests.serving_helpers import CORPUS, echo_folder
 from vanilla_transformer_cli import serve as serve_command
 from vanilla_transformer_cli.main import parse_arguments
@@ -53,7 +60,9 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def test_limits_are_those_of_the_readme(repository: Path) -> None:
-    text = (repository / "hf_vanilla_transformer" / "serving" / "README.md").read_text(encoding="utf-8")
+    text = (repository / "hf_vanilla_transformer" / "serving" / "README.md").read_text(
+        encoding="utf-8"
+    )
     rows = re.findall(r"^\| `--(\w+)`[^|]*\| ([\d,]+)", text, re.MULTILINE)
     documented = {name: int(number.replace(",", "")) for name, number in rows}
     assert documented.keys() == {"max_characters", "max_queue", "timeout"}
@@ -69,7 +78,9 @@ def assert_healthy(server: RunningServer, expected: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_many_clients_get_the_translations_of_translate(server: RunningServer, expected: list[str]) -> None:
+def test_many_clients_get_the_translations_of_translate(
+    server: RunningServer, expected: list[str]
+) -> None:
     found, seconds = asyncio.run(ask_all(server.port, LINES, clients=64))
     assert found == expected
     assert len(set(found)) > 100
@@ -89,14 +100,18 @@ def test_answers_have_security_headers(server: RunningServer) -> None:
 
 
 @pytest.mark.slow
-def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expected: list[str]) -> None:
+def test_large_bodies_are_refused_in_bounded_memory(
+    server: RunningServer, expected: list[str]
+) -> None:
     before = server.megabytes()
     chunk = b" " * 2**20
 
     async def send(head: str, chunked: bool) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
-        async def send_body() -> None:  # to its end, or until the server, which has answered, closes the connection
+        async def send_body() -> (
+            None
+        ):  # to its end, or until the server, which has answered, closes the connection
             with suppress(ConnectionError):
                 for _ in range(100):
                     writer.write(b"100000\r\n" + chunk + b"\r\n" if chunked else chunk)
@@ -123,7 +138,9 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True])
-def test_early_answer_does_not_end_the_connection(server: RunningServer, expected: list[str], chunked: bool) -> None:
+def test_early_answer_does_not_end_the_connection(
+    server: RunningServer, expected: list[str], chunked: bool
+) -> None:
     """The client reads its answer after it has sent the whole body, and asks again."""
 
     async def ask_twice() -> None:
@@ -155,7 +172,10 @@ def test_early_answer_does_not_end_the_connection(server: RunningServer, expecte
         (post(GOOD)[:-1], 408),
         (post(GOOD).replace(b"application/json", b"multipart/form-data"), 400),
         (b"GET http://127.0.0.1/health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 200),
-        (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
+        (
+            b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            200,
+        ),
         (b"GET /../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"GET /%2e%2e/page.py HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
@@ -179,7 +199,9 @@ def test_wrong_requests_have_their_status(folder, server, tmp_path, request_, st
 
 
 @pytest.mark.slow
-def test_silent_connections_are_closed_and_others_answered(server: RunningServer, expected: list[str]) -> None:
+def test_silent_connections_are_closed_and_others_answered(
+    server: RunningServer, expected: list[str]
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(10_000, hard - 500)
@@ -214,7 +236,9 @@ def test_silent_connections_are_closed_and_others_answered(server: RunningServer
 
 
 @pytest.mark.slow
-def test_clients_that_leave_give_their_sentences_up(server: RunningServer, expected: list[str]) -> None:
+def test_clients_that_leave_give_their_sentences_up(
+    server: RunningServer, expected: list[str]
+) -> None:
     async def leave() -> None:
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -250,7 +274,9 @@ def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_pa
             server.process.send_signal(getattr(signal, name))
             answers = [await read_answer(reader) for reader, _ in asked]
             assert [status for status, _, _ in answers] == [200] * len(asked)
-            return [answer["translatedText"] for _, _, answer in answers], float(counts["waiting"]) > 0
+            return [answer["translatedText"] for _, _, answer in answers], float(
+                counts["waiting"]
+            ) > 0
 
         found, was_busy = asyncio.run(interrupted())
         assert server.process.wait(timeout=60) == (0 if name == "SIGTERM" else 130)
@@ -268,7 +294,10 @@ def test_signal_ends_the_server_after_what_it_has_taken(folder, expected, tmp_pa
         ({"host": "256.0.0.1"}, "--host 256.0.0.1"),
         ({"models": ["en-de=missing"]}, "missing: "),
         ({"engine": {"max_queue": 0}}, "max_queue"),
-        *[({"limits": Limits(timeout=seconds)}, "timeout") for seconds in (math.inf, math.nan, 0.0, -1.0)],
+        *[
+            ({"limits": Limits(timeout=seconds)}, "timeout")
+            for seconds in (math.inf, math.nan, 0.0, -1.0)
+        ],
     ],
 )
 def test_wrong_options_are_refused_in_one_line(folder: Path, changed: dict, message: str) -> None:
@@ -317,7 +346,12 @@ def test_head_may_come_in_pieces_and_end_in_a_large_body(server):
 
     head, _, body = post(GOOD).partition(b"\r\n\r\n")
     size = len(body) + 80_000
-    large = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % size, head) + b"\r\n\r\n" + body + b" " * 80_000
+    large = (
+        re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % size, head)
+        + b"\r\n\r\n"
+        + body
+        + b" " * 80_000
+    )
     start = large.index(b"\r\n\r\n")
     assert asyncio.run(answer([head, b"\r\n\r", b"\n", body])) == b"200"
     pieces = [large[: start + 2], large[start + 2 : start + 3], large[start + 3 :]]

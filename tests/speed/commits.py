@@ -22,7 +22,10 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 
 CHECKOUT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("worker.py")
@@ -63,7 +66,11 @@ class Side:
     """A worker process that measures one row with the package of a checkout. A context manager."""
 
     def __init__(self, checkout: Path, row: dict[str, Any]):
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(row["threads"])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(checkout),
+            "OMP_NUM_THREADS": str(row["threads"]),
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER), json.dumps(row)],
             env=environment,
@@ -72,7 +79,9 @@ class Side:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.answers: list[tuple[int, float, float]] = []  # target tokens, seconds, peak memory in MiB
+        self.answers: list[
+            tuple[int, float, float]
+        ] = []  # target tokens, seconds, peak memory in MiB
 
     def __enter__(self) -> "Side":
         return self
@@ -139,7 +148,9 @@ class Measurements:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="a checkout of another commit")
     parser.add_argument("--rounds", type=int, default=4, help="measurements of each process")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of processes of each row")
@@ -148,7 +159,9 @@ def main() -> None:
     args = parser.parse_args()
     if not (args.other / "hf_vanilla_transformer").is_dir():
         parser.error(f"other: {args.other} is no checkout of this project")
-    print("| row | dtype | tokens/s, other | here | ratio, median (spread) | peak MiB, other | here |")
+    print(
+        "| row | dtype | tokens/s, other | here | ratio, median (spread) | peak MiB, other | here |"
+    )
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         save_base_model(Path(folder))

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.layers_vanilla_transformer import sinusoidal_positions
 
 LAYERS, WIDTH, HEADS, FFN = 6, 512, 8, 2048
@@ -24,7 +27,9 @@ POSITIONS = 256  # repeated sinusoids are not those of the wider model, so they 
 Weights = dict[str, torch.Tensor]
 
 
-def widen(small: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
+def widen(
+    small: VanillaTransformerForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
     """Return a model of the base size with the logits of a post-LN model with one vocabulary and sinusoids."""
     old = small.config
     sizes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "d_model": WIDTH}
@@ -34,15 +39,26 @@ def widen(small: VanillaTransformerForConditionalGeneration) -> VanillaTransform
     fields = old.to_diff_dict() | sizes | positions
     wide = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields)).eval()
     weights = small.state_dict()
-    result = {name: _embedding(name, weights, old) for name in wide.state_dict() if ".layers." not in name}
+    result = {
+        name: _embedding(name, weights, old) for name in wide.state_dict() if ".layers." not in name
+    }
     for stack, layers in (("encoder", old.encoder_layers), ("decoder", old.decoder_layers)):
         for layer in range(LAYERS):
-            prefix, source = (f"model.{stack}.layers.{index}." for index in (layer, min(layer, layers - 1)))
-            names = [name.removeprefix(prefix) for name in wide.state_dict() if name.startswith(prefix)]
-            result |= {prefix + name: _repeated(name, weights[source + name], old) for name in names}
+            prefix, source = (
+                f"model.{stack}.layers.{index}." for index in (layer, min(layer, layers - 1))
+            )
+            names = [
+                name.removeprefix(prefix) for name in wide.state_dict() if name.startswith(prefix)
+            ]
+            result |= {
+                prefix + name: _repeated(name, weights[source + name], old) for name in names
+            }
         # The tied projection sums WIDTH / d_model copies of the states, of embeddings divided by the root of that.
         _add_identities(
-            result, f"model.{stack}.layers.", layers, (old.d_model / WIDTH) ** 0.5 if stack == "decoder" else 1
+            result,
+            f"model.{stack}.layers.",
+            layers,
+            (old.d_model / WIDTH) ** 0.5 if stack == "decoder" else 1,
         )
     wide.load_state_dict(result)
     return wide
@@ -55,7 +71,13 @@ def _repeated(name: str, weight: torch.Tensor, old: Any) -> torch.Tensor:
     features = place % old.d_model
     attended = place // (WIDTH // heads) * head_dim + place % head_dim
     hidden = torch.arange(FFN) % old.encoder_ffn_dim
-    rows = hidden if "fc1" in name else attended if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") else features
+    rows = (
+        hidden
+        if "fc1" in name
+        else attended
+        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj")
+        else features
+    )
     weight = weight[rows]
     if weight.dim() == 2:
         columns = hidden if "fc2" in name else attended if "out_proj" in name else features
@@ -69,12 +91,17 @@ def _embedding(name: str, weights: Weights, old: Any) -> torch.Tensor:
     features = torch.arange(WIDTH) % old.d_model
     if "embed_positions" in name:
         return sinusoidal_positions(torch.arange(POSITIONS)[None], old.d_model)[0][:, features]
-    return weights[name][:, features] * (old.d_model / WIDTH) ** 0.5  # embeddings are scaled by sqrt(d_model) (§3.4)
+    return (
+        weights[name][:, features] * (old.d_model / WIDTH) ** 0.5
+    )  # embeddings are scaled by sqrt(d_model) (§3.4)
 
 
 def _add_identities(weights: Weights, stack: str, layers: int, scale: float) -> None:
     """Let the layers from `layers` on return their input, and scale the output of the last one."""
-    last = {end: weights[f"{stack}{layers - 1}.final_layer_norm.{end}"] * scale for end in ("weight", "bias")}
+    last = {
+        end: weights[f"{stack}{layers - 1}.final_layer_norm.{end}"] * scale
+        for end in ("weight", "bias")
+    }
     for name, weight in weights.items():
         if not name.startswith(stack) or int(name.removeprefix(stack).split(".")[0]) < layers - 1:
             continue
@@ -83,7 +110,9 @@ def _add_identities(weights: Weights, stack: str, layers: int, scale: float) -> 
             weights[name] = torch.zeros_like(weight)
         elif "layer_norm" in name and (added or "final" in name):
             weights[name] = torch.full_like(weight, float(name.endswith("weight")))
-    weights |= {f"{stack}{LAYERS - 1}.final_layer_norm.{end}": weight for end, weight in last.items()}
+    weights |= {
+        f"{stack}{LAYERS - 1}.final_layer_norm.{end}": weight for end, weight in last.items()
+    }
 
 
 def main() -> None:
@@ -91,7 +120,9 @@ def main() -> None:
     parser.add_argument("small", type=Path, help="folder of a trained model")
     parser.add_argument("out", type=Path, help="new folder")
     parsed = parser.parse_args()
-    widen(VanillaTransformerForConditionalGeneration.from_pretrained(parsed.small).eval()).save_pretrained(parsed.out)
+    widen(
+        VanillaTransformerForConditionalGeneration.from_pretrained(parsed.small).eval()
+    ).save_pretrained(parsed.out)
     for file in (*parsed.small.glob("tokenizer*"), parsed.small / "generation_config.json"):
         shutil.copy(file, parsed.out)
 

@@ -27,7 +27,9 @@ def random_sentences(vocab_size: int, eos_token_id: int) -> list[list[int]]:
 
     def one() -> list[int]:
         length = int(torch.randint(8, 26, (1,), generator=generator))
-        return torch.randint(4, vocab_size, (length,), generator=generator).tolist() + [eos_token_id]
+        return torch.randint(4, vocab_size, (length,), generator=generator).tolist() + [
+            eos_token_id
+        ]
 
     return sorted((one() for _ in range(SENTENCES)), key=len, reverse=True)
 
@@ -35,7 +37,9 @@ def random_sentences(vocab_size: int, eos_token_id: int) -> list[list[int]]:
 def padded(sentences: list[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
     """Ids and mask (B, S)."""
     longest = max(map(len, sentences))
-    ids = torch.tensor([each + [pad_token_id] * (longest - len(each)) for each in sentences])  # (B, S)
+    ids = torch.tensor(
+        [each + [pad_token_id] * (longest - len(each)) for each in sentences]
+    )  # (B, S)
     return ids, ids.ne(pad_token_id).long()
 
 
@@ -73,7 +77,9 @@ def update(model: Any, row: dict[str, Any], sentences: list[list[int]]) -> int:
     labels = ids.masked_fill(mask == 0, -100)
     tokens = int(mask.sum())
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=tokens).loss
+        loss = model(
+            input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=tokens
+        ).loss
     loss.backward()
     model.zero_grad()
     return tokens
@@ -97,7 +103,9 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     workers = row["workers"]
     if workers == 1:
         return lambda: translate(model, row, sentences)
-    return lambda: in_threads(workers, lambda number: translate(model, row, sentences[number::workers]))
+    return lambda: in_threads(
+        workers, lambda number: translate(model, row, sentences[number::workers])
+    )
 
 
 def main() -> None:

@@ -2,7 +2,11 @@
 
 import pytest
 
-from hf_vanilla_transformer.text.language_detection import detect_languages, is_known, likely_language
+from hf_vanilla_transformer.text.language_detection import (
+    detect_languages,
+    is_known,
+    likely_language,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,7 +18,9 @@ from hf_vanilla_transformer.text.language_detection import detect_languages, is_
         ("123", ["fr", "en"], "fr"),  # nothing tells them apart
     ],
 )
-def test_most_probable_language_is_the_first(text: str, languages: list[str], expected: str) -> None:
+def test_most_probable_language_is_the_first(
+    text: str, languages: list[str], expected: str
+) -> None:
     pytest.importorskip("py3langid", reason="needs the extra `detect`")
     found = detect_languages(text, languages)
     assert found[0][0] == expected and {code for code, _ in found} == {*languages}

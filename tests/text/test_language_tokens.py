@@ -27,7 +27,12 @@ from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.inference.directions import Directions
 from hf_vanilla_transformer.interop.joint_tokenizer import joint_tokenizer
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.text.language_tokens import add_language_tokens, decode_targets, language_tokens, token_ids
+from hf_vanilla_transformer.text.language_tokens import (
+    add_language_tokens,
+    decode_targets,
+    language_tokens,
+    token_ids,
+)
 from tests.interop.foreign import SOURCES, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import error_of, tiny_config
 
@@ -38,7 +43,9 @@ def foreign(special: list[str], added: list[str]) -> PreTrainedTokenizerBase:
     vocabulary = {token: number for number, token in enumerate([*special, "one", "two", "three"])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, 2)])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", special_tokens=[(eos, 2)]
+    )
     names = {"pad_token": pad, "bos_token": bos, "eos_token": eos, "unk_token": unk}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
     tokenizer.add_tokens(added)
@@ -48,7 +55,10 @@ def foreign(special: list[str], added: list[str]) -> PreTrainedTokenizerBase:
 PLAIN = ["<pad>", "<s>", "</s>", "<unk>"]
 FOREIGN = {
     "ParlAI": (["__null__", "__start__", "__end__", "__unk__"], ["__p1__", "__sil__"]),
-    "SELFIES": (["[PAD]", "[START]", "[END]", "[UNK]"], ["[C]", "[=Branch1]", "[Ring1]", "[Ring2]", "[nop]"]),
+    "SELFIES": (
+        ["[PAD]", "[START]", "[END]", "[UNK]"],
+        ["[C]", "[=Branch1]", "[Ring1]", "[Ring2]", "[nop]"],
+    ),
     "Keras": (["[PAD]", "[START]", "[END]", "[UNK]"], ["[START2]", "[en_XX]"]),
     "control codes": (PLAIN, ["<sep>", "__sep__", "__eou__", "[nop]", ">>cat<<", "<2de>"]),
     "names of NLLB": (PLAIN, ["dog_Bark", "deu_Latn", "__de__"]),
@@ -74,7 +84,9 @@ def test_text_without_a_token_is_no_exact_match(token: str) -> None:
     tokenizer = foreign(PLAIN, [token])
     predictions = tokenizer(["one two"], padding="max_length", max_length=4)["input_ids"]
     labels = tokenizer([f"one {token} two"])["input_ids"]
-    scores = translation_metrics(tokenizer, metrics=["exact_match"])(EvalPrediction(predictions, labels))
+    scores = translation_metrics(tokenizer, metrics=["exact_match"])(
+        EvalPrediction(predictions, labels)
+    )
     assert scores["exact_match"] == 0.0
 
 
@@ -141,7 +153,10 @@ def test_class_of_the_tokenizer_knows_its_languages(kind: str, tmp_path: Path) -
 def test_added_languages_are_recorded(on_source: bool, is_old: bool, tmp_path: Path) -> None:
     """Models that were trained before the record have the directions and the sides of the marks."""
     tokenizer = foreign(PLAIN, ["__sep__", ">>cat<<"])
-    assert add_language_tokens(tokenizer, [("en", "de"), ("de", "pt_BR")], on_source) == ["de", "pt_BR"]
+    assert add_language_tokens(tokenizer, [("en", "de"), ("de", "pt_BR")], on_source) == [
+        "de",
+        "pt_BR",
+    ]
     save_tokenizers(tmp_path, tokenizer)
     file = tmp_path / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
@@ -153,15 +168,23 @@ def test_added_languages_are_recorded(on_source: bool, is_old: bool, tmp_path: P
     loaded, _ = load_tokenizers(tmp_path)
     languages = language_tokens(loaded)
     assert languages is not None
-    assert languages.ids == {code: loaded.get_vocab()[form.format(code)] for code in ("de", "pt_BR")}
-    assert (languages.source_mark, languages.target_mark) == (("target", False) if on_source else (None, True))
+    assert languages.ids == {
+        code: loaded.get_vocab()[form.format(code)] for code in ("de", "pt_BR")
+    }
+    assert (languages.source_mark, languages.target_mark) == (
+        ("target", False) if on_source else (None, True)
+    )
     assert add_language_tokens(loaded, [("en", "fr")]) == ["fr"]
     more = language_tokens(loaded)
     assert more is not None and [*more.ids] == ["de", "pt_BR", "fr"]
 
 
-@pytest.mark.parametrize(("kind", "code", "token"), [("NLLB", "tyv_Cyrl", "tyv_Cyrl"), ("Marian", "es", ">>es<<")])
-def test_language_that_a_class_lacks_is_recorded(kind: str, code: str, token: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code", "token"), [("NLLB", "tyv_Cyrl", "tyv_Cyrl"), ("Marian", "es", ">>es<<")]
+)
+def test_language_that_a_class_lacks_is_recorded(
+    kind: str, code: str, token: str, tmp_path: Path
+) -> None:
     tokenizer, codes = REAL[kind](tmp_path)
     assert add_language_tokens(tokenizer, [(codes[0], code)]) == [code]
     save_tokenizers(tmp_path / "saved", tokenizer)
@@ -180,12 +203,17 @@ def test_record_names_tokens_of_any_look() -> None:
     assert languages is not None and languages.ids == {"de": 7, "fr": 8}
     ids = tokenizer("one two")["input_ids"]
     assert languages.source(ids, (None, "fr")) == tokenizer("French: one two")["input_ids"]
-    content, _, _ = joint_tokenizer(tokenizer, foreign(PLAIN, []), tiny_config(vocab_size=10, decoder_vocab_size=10))
+    content, _, _ = joint_tokenizer(
+        tokenizer, foreign(PLAIN, []), tiny_config(vocab_size=10, decoder_vocab_size=10)
+    )
     assert {"<2de>", "French:"} <= {token["content"] for token in content["added_tokens"]}
 
 
 @pytest.mark.parametrize("token", ["<2fr>", "</s>", "<unk>"])
 def test_record_of_no_language_token_is_refused(token: str) -> None:
     tokenizer = foreign(PLAIN, ["<2de>"])
-    tokenizer.init_kwargs |= {"language_tokens": {"de": "<2de>", "fr": token}, "language_marks": ["target", False]}
+    tokenizer.init_kwargs |= {
+        "language_tokens": {"de": "<2de>", "fr": token},
+        "language_marks": ["target", False],
+    }
     assert f"fr: {token}" in error_of(language_tokens, tokenizer)

@@ -7,7 +7,15 @@ import pytest
 from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, Context
 from hf_vanilla_transformer.text.words import graphemes, words
 
-CASELESS = ["一个男人在遛狗。", "लड़का खाता है", "ผู้ชายกำลังวิ่ง", "رجل يركض", "ბიჭი გარბის", "犬が走る", "개가 달린다"]
+CASELESS = [
+    "一个男人在遛狗。",
+    "लड़का खाता है",
+    "ผู้ชายกำลังวิ่ง",
+    "رجل يركض",
+    "ბიჭი გარბის",
+    "犬が走る",
+    "개가 달린다",
+]
 
 
 def perturbed(name, pair, number=0, languages=(None, None)):
@@ -78,7 +86,10 @@ def test_marks_are_those_of_the_script(pair, expected):
 
 def test_turkish_has_its_own_capitals():
     pair = ("istanbul içinde ırmak", "in istanbul")
-    assert perturbed("upper", pair, languages=("tr", "en")) == ("İSTANBUL İÇİNDE IRMAK", "IN ISTANBUL")
+    assert perturbed("upper", pair, languages=("tr", "en")) == (
+        "İSTANBUL İÇİNDE IRMAK",
+        "IN ISTANBUL",
+    )
     assert perturbed("title", pair, languages=("tr-TR", "en"))[0] == "İstanbul İçinde Irmak"
     assert perturbed("upper", pair, languages=("en", "tr"))[1] == "İN İSTANBUL"
 

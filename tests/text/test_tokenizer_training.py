@@ -22,7 +22,11 @@ from hf_vanilla_transformer.text.tokenizer_training import (
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
-CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 20
+CORPUS = [
+    "two hundred and thirty-four",
+    "zweihundertvierunddreißig",
+    "a dog runs , a cat sleeps .",
+] * 20
 
 NASTY = [
     "two hundred",
@@ -71,7 +75,20 @@ def test_tokenizer_restores_any_text(tokenizer):
     assert tokenizer.decode([2], skip_special_tokens=True) == ""
 
 
-SCRIPTS = ["我们。", "ひらがな、", "한국어", "ภาษา", "ខ្មែរ", "ລາວ", "မြန်မာ", "བོད", "هذا؟", "שלום", "हिन्दी", "ქართული"]
+SCRIPTS = [
+    "我们。",
+    "ひらがな、",
+    "한국어",
+    "ภาษา",
+    "ខ្មែរ",
+    "ລາວ",
+    "မြန်မာ",
+    "བོད",
+    "هذا؟",
+    "שלום",
+    "हिन्दी",
+    "ქართული",
+]
 SCRIPTS += ["አማርኛ", "ᏣᎳᎩ", "𠀀", "🙂", "½"]
 
 
@@ -91,9 +108,12 @@ def test_no_character_of_any_script_is_unknown(tokenizer):
 
 def test_special_token_ids_and_padding(tokenizer):
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<s>", "<pad>", "</s>", "<unk>"]
-    assert (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
-        (0, 1, 2, 3)
-    )
+    assert (
+        tokenizer.bos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.unk_token_id,
+    ) == ((0, 1, 2, 3))
     batch = tokenizer(["two", "two hundred and"], padding=True)
     assert sorted(batch) == ["attention_mask", "input_ids"]
     assert batch["input_ids"][0][-1] == 1 and batch["attention_mask"][0][-1] == 0
@@ -101,7 +121,10 @@ def test_special_token_ids_and_padding(tokenizer):
 
 
 def test_word_has_the_same_token_at_the_start_and_within(tokenizer):
-    start, middle = tokenizer("hundred")["input_ids"][:-1], tokenizer("two hundred")["input_ids"][:-1]
+    start, middle = (
+        tokenizer("hundred")["input_ids"][:-1],
+        tokenizer("two hundred")["input_ids"][:-1],
+    )
     assert len(start) == 1 and middle[-1] == start[0]
 
 
@@ -123,7 +146,9 @@ def test_training_is_deterministic():
 def test_lowercase_changes_nothing_but_the_case():
     tokenizer = train_tokenizer(CORPUS, vocab_size=300, lowercase=True)
     for text in ["  Two Hundred ", "ÄÖÜ ẞ", *NASTY]:
-        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text.lower()
+        assert (
+            tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text.lower()
+        )
 
 
 def test_tokenizer_is_saved_and_loaded(tokenizer, tmp_path):
@@ -159,7 +184,9 @@ def test_save_tokenizers_removes_bpe_dropout(tokenizer, tmp_path):
     assert dropping.backend_tokenizer.model.dropout == pytest.approx(0.3)
 
 
-def test_cached_tokenizer_does_not_read_the_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cached_tokenizer_does_not_read_the_texts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
 
     def unread() -> Iterator[str]:
@@ -206,8 +233,12 @@ except KeyboardInterrupt:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_tokenizer_training():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and float(done.stdout) < 60, done.stderr  # a second, or more on a busy machine
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and float(done.stdout) < 60, (
+        done.stderr
+    )  # a second, or more on a busy machine
 
 
 def test_error_while_reading_texts_is_raised():
@@ -224,7 +255,9 @@ def test_saved_tokenizer_has_a_class_of_transformers_4_and_5(tokenizer, tmp_path
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     save_tokenizers(tmp_path / "again", load_tokenizers(tmp_path)[0])
-    settings = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings = json.loads(
+        (tmp_path / "again" / "tokenizer_config.json").read_text(encoding="utf-8")
+    )
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
@@ -239,11 +272,16 @@ print(json.dumps([transformers.__version__, ids]))
 def test_transformers_4_gives_the_same_ids(tokenizer, tmp_path):
     python = os.environ.get("TRANSFORMERS_4_PYTHON")
     if not python:
-        pytest.skip("TRANSFORMERS_4_PYTHON: name a Python that has transformers 4 (it needs no torch)")
+        pytest.skip(
+            "TRANSFORMERS_4_PYTHON: name a Python that has transformers 4 (it needs no torch)"
+        )
     save_tokenizers(tmp_path, tokenizer)
     texts = [text for text in NASTY if "\x00" not in text]
     done = subprocess.run(
-        [python, "-c", TRANSFORMERS_4, str(tmp_path), json.dumps(texts)], capture_output=True, text=True, check=True
+        [python, "-c", TRANSFORMERS_4, str(tmp_path), json.dumps(texts)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     version, ids = json.loads(done.stdout)
     assert version.startswith("4.") and ids == tokenizer(texts)["input_ids"]

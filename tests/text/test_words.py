@@ -16,17 +16,30 @@ SENTENCES = {
     "lo": "ພາສາ ລາວ",
     "my": "မြန်မာ စာ",
 }
-SPACED = ["Größe, don't – x", "שלום, עולם!", "مرحبا بالعالم؟", "नमस्ते दुनिया।", "한국어 문장.", "", " \n", "می‌خواهم"]
+SPACED = [
+    "Größe, don't – x",
+    "שלום, עולם!",
+    "مرحبا بالعالم؟",
+    "नमस्ते दुनिया।",
+    "한국어 문장.",
+    "",
+    " \n",
+    "می‌خواهم",
+]
 
 
 @pytest.mark.parametrize("language", SENTENCES)
 def test_words_without_spaces_are_those_of_a_dictionary(language: str, dictionaries: bool) -> None:
     expected = SENTENCES[language].split()
-    assert length_labels(["".join(expected)] * dictionaries) == length_labels([" ".join(expected)] * dictionaries)
+    assert length_labels(["".join(expected)] * dictionaries) == length_labels(
+        [" ".join(expected)] * dictionaries
+    )
     middle = expected if dictionaries else list("".join(expected))
     for before, after in ("", ""), ("(Python3 ", " ok) "), ("(a", " b"), ("한", "\u200b 한"):
         text = before + "".join(expected) + after
-        split = [piece for each in (before, *middle, after) for piece in each.strip("\u200b").split()]
+        split = [
+            piece for each in (before, *middle, after) for piece in each.strip("\u200b").split()
+        ]
         assert [text[start:end].strip("\u200b") for start, end in words(text)] == split
 
 
@@ -38,7 +51,9 @@ def test_words_with_spaces_end_at_white_space(text: str, dictionaries: bool) -> 
 
 def test_words_cover_random_text_once(dictionaries: bool) -> None:
     draw = random.Random(1)
-    letters = "".join(SENTENCES.values()) + "aé\u0301 \n\u3000\u200b，「」🙂\ud800한ﾊﾞ葛\U000e0101བོད་"
+    letters = (
+        "".join(SENTENCES.values()) + "aé\u0301 \n\u3000\u200b，「」🙂\ud800한ﾊﾞ葛\U000e0101བོད་"
+    )
     for _ in range(300):
         text = "".join(draw.choices(letters, k=draw.randrange(30)))
         spans = words(text)

@@ -63,7 +63,10 @@ JOBS = {
     "one batch an update": (40, {**ONE_BATCH, "tokens_per_update": 60}),
     "several": (40, BATCHES),
     "packed rows": (40, {**BATCHES, "pack": True}),
-    "fewer pairs than processes": (3, {"max_tokens_per_batch": 100, "tokens_per_update": 1000, "learning_rate": 0.1}),
+    "fewer pairs than processes": (
+        3,
+        {"max_tokens_per_batch": 100, "tokens_per_update": 1000, "learning_rate": 0.1},
+    ),
 }
 TO_RESUME = {**ONE_BATCH, "save_strategy": "steps", "save_steps": 7}
 # packed runs that are resumed: as they are, with weights that are cast together as on a GPU, and compiled
@@ -90,7 +93,12 @@ def train(
     }
     model = tiny_model(label_smoothing=0.1, **tying or {})
     trainer = trained(folder, random_pairs(count), model, resume=resume, **given | settings)
-    logged = [entry[name] for entry in trainer.state.log_history if "loss" in entry for name in ("loss", "nll_loss")]
+    logged = [
+        entry[name]
+        for entry in trainer.state.log_history
+        if "loss" in entry
+        for name in ("loss", "nll_loss")
+    ]
     return flat(model), logged, model
 
 

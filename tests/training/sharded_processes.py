@@ -75,7 +75,11 @@ def main(folder: Path) -> None:
         tying = {"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie}
         settings = {**DESCENT, "learning_rate": 0.5, "max_steps": 2}
         results[share, tie] = train(folder / "tied", tying=tying, **settings)
-    for kind, state, packs in (("SHARDED", "SHARDED", False), ("FULL", "FULL", False), ("packed", "FULL", True)):
+    for kind, state, packs in (
+        ("SHARDED", "SHARDED", False),
+        ("FULL", "FULL", False),
+        ("packed", "FULL", True),
+    ):
         os.environ["FSDP_STATE_DICT_TYPE"] = f"{state}_STATE_DICT"
         results[kind], results[kind, "resumed"] = train_and_resume(folder / kind, pack=packs)
     if distributed.get_rank() == 0:

@@ -32,7 +32,9 @@ def trained(
         encoder_layers=layers,
         decoder_layers=layers,
     )
-    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, **given | settings)
+    return trainer_helpers.trained(
+        folder, random_pairs(64), model, resume=resume, **given | settings
+    )
 
 
 def check_resume(train: Callable[..., Any], folder: Path, **settings: Any) -> None:

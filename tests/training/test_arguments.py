@@ -59,8 +59,12 @@ def test_wrong_number_is_refused_when_it_is_given(argument, reason):
     assert reason in message
 
 
-@pytest.mark.parametrize("by_pairs", ["", "by_pairs:\n  9:\n    vocab_size: 270\n"], ids=["fixed", "chosen"])
-@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("dropout", 30), ("label_smoothing", 1.5)])
+@pytest.mark.parametrize(
+    "by_pairs", ["", "by_pairs:\n  9:\n    vocab_size: 270\n"], ids=["fixed", "chosen"]
+)
+@pytest.mark.parametrize(
+    ("name", "value"), [("d_model", 15), ("dropout", 30), ("label_smoothing", 1.5)]
+)
 def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(
     tmp_path,
     capsys,
@@ -121,8 +125,14 @@ def train(folder, *first, **values):
         ({"optim": "galore_adamw", "optim_args": "x=1"}, "^optim: galore_adamw with optim_args="),
         ({"lr_scheduler_type": "reduce_lr"}, "reduce_lr"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "cosine_with_min_lr"),
-        ({"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"timescales": 3}'}, "inverse_sqrt"),
-        ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"lr_end": 5.0}'}, "polynomial"),
+        (
+            {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"timescales": 3}'},
+            "inverse_sqrt",
+        ),
+        (
+            {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": '{"lr_end": 5.0}'},
+            "polynomial",
+        ),
         ({"report_to": "wandbb"}, "wandbb"),
         ({"d_model": 2**31}, "parameters"),
         ({"encoder_layers": 2**31}, "parameters"),
@@ -143,7 +153,10 @@ def test_what_cannot_be_made_is_refused_before_training(tmp_path, fields, messag
         ({"max_source_length": "null", "max_target_length": 20}, "max_source_length: None"),
         ({"max_source_length": 20, "max_target_length": 21}, "max_target_length: 21"),
         ({"max_source_length": 20, "max_target_length": 20}, "validation data"),
-        ({"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1}, "test data: the lines"),
+        (
+            {"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1},
+            "test data: the lines",
+        ),
     ],
 )
 def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path, fields, message):

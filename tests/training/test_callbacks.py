@@ -99,7 +99,10 @@ def test_end_of_training_is_saved_once():
     assert stop.saved_for_scoring
     assert decided("on_epoch_end", stop, "training_stop", "save") == ["save", "training_stop"]
     assert not stop.saved_for_scoring
-    assert decided("on_epoch_end", stop, "log", "evaluate", signal=True) == ["save", "training_stop"]
+    assert decided("on_epoch_end", stop, "log", "evaluate", signal=True) == [
+        "save",
+        "training_stop",
+    ]
     assert decided("on_evaluate", stop, "training_stop") == ["save", "training_stop"]
     assert decided("on_evaluate", stop) == []
     assert decided("on_save", stop) == []

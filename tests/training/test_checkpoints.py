@@ -54,7 +54,10 @@ def saved(path, **tensors):
     ],
 )
 def test_average_is_computed_in_float64(tmp_path, dtype, numbers, expected):
-    files = [saved(tmp_path / f"{i}", a=torch.tensor([[x, 3.0]], dtype=dtype)) for i, x in enumerate(numbers)]
+    files = [
+        saved(tmp_path / f"{i}", a=torch.tensor([[x, 3.0]], dtype=dtype))
+        for i, x in enumerate(numbers)
+    ]
     average_weights(files, tmp_path / "mean.safetensors")
     found = load_file(tmp_path / "mean.safetensors")["a"]
     assert found.dtype == dtype
@@ -63,13 +66,19 @@ def test_average_is_computed_in_float64(tmp_path, dtype, numbers, expected):
 
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 def test_average_stores_tied_weights_once_and_loads(tmp_path, share, tie):
-    models = [tiny_model(seed, share_encoder_decoder_embeddings=share, tie_word_embeddings=tie) for seed in (1, 2)]
+    models = [
+        tiny_model(seed, share_encoder_decoder_embeddings=share, tie_word_embeddings=tie)
+        for seed in (1, 2)
+    ]
     first, second = tmp_path / "first", tmp_path / "second"
     mean = tmp_path / "mean"
     for model, folder in zip([*models, models[0]], (first, second, mean), strict=True):
         model.save_pretrained(folder)
     average_weights([first, second], mean / "model.safetensors")
-    assert load_file(mean / "model.safetensors").keys() == load_file(first / "model.safetensors").keys()
+    assert (
+        load_file(mean / "model.safetensors").keys()
+        == load_file(first / "model.safetensors").keys()
+    )
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(mean).state_dict()
     weights = [model.state_dict() for model in models]
     expected = {name: (tensor + weights[1][name]) / 2 for name, tensor in weights[0].items()}

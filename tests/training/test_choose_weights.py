@@ -38,7 +38,11 @@ def chosen(
     }
     results = choose_weights(trainer, folder, SimpleNamespace(**arguments | settings))
     assert trainer.model.lm_head.weight is trainer.model.get_input_embeddings().weight  # still tied
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+    ]
     return trainer.model, results
 
 
@@ -92,7 +96,8 @@ def test_loss_decides_between_equal_scores(
 
 
 @pytest.mark.parametrize(
-    ("metric", "greater", "averaged"), [("loss", False, 3), ("eval_perplexity", False, 3), ("chrf", True, 0)]
+    ("metric", "greater", "averaged"),
+    [("loss", False, 3), ("eval_perplexity", False, 3), ("chrf", True, 0)],
 )
 def test_weights_are_chosen_by_the_metric_for_the_best_model(
     tmp_path: Path, metric: str, greater: bool, averaged: int, capsys: pytest.CaptureFixture

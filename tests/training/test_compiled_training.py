@@ -12,7 +12,14 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-from tests.trainer_helpers import DESCENT, EntropyLoss, FailingBackward, flat, random_pairs, relative_error
+from tests.trainer_helpers import (
+    DESCENT,
+    EntropyLoss,
+    FailingBackward,
+    flat,
+    random_pairs,
+    relative_error,
+)
 from tests.training import short_runs
 
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
@@ -20,7 +27,10 @@ COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 
 @pytest.fixture(autouse=True)
 def forget_compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("BACKEND", "MODE"):  # transformers sets them, and every later trainer would read them
+    for name in (
+        "BACKEND",
+        "MODE",
+    ):  # transformers sets them, and every later trainer would read them
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")
         monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}")
     torch._dynamo.reset()
@@ -113,14 +123,18 @@ def test_compiled_updates_are_those_of_eager_ones(bf16: bool, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"bf16": True}, {"muon": True, "ema_decay": 0.9, "tokens_per_update": 100}], ids=str
+    "settings",
+    [{"bf16": True}, {"muon": True, "ema_decay": 0.9, "tokens_per_update": 100}],
+    ids=str,
 )
 def test_compiled_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
     short_runs.check_resume(trained, tmp_path, **settings, **COMPILED)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler"
+)
 def test_run_compiled_by_inductor_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     short_runs.check_resume(trained, tmp_path, torch_compile=True)
     assert not counters["graph_break"]
@@ -159,7 +173,9 @@ def test_run_goes_on_without_a_compiler_that_fails(
 
     monkeypatch.setattr(torch, "compile", failing)
     compiled = trained(tmp_path, 2, **COMPILED)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch_compile")]
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("torch_compile")
+    ]
     assert lines == ["torch_compile: the update is not compiled: RuntimeError: no compiler is here"]
     assert torch.equal(flat(compiled.model), flat(trained(tmp_path, 2).model))
 
@@ -176,7 +192,9 @@ def compile_to_nothing(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_rehearsal_is_no_part_of_the_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsal_is_no_part_of_the_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = trained(tmp_path, 2)
     compile_to_nothing(monkeypatch)
     actual = trained(tmp_path, 2, **COMPILED)
@@ -196,7 +214,12 @@ def test_rehearsal_is_no_part_of_the_updates(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_gradients_are_not_added_up_in_the_memory_of_a_cuda_graph(
-    mode: str, tokens: int | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    mode: str,
+    tokens: int | None,
+    kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     """The second batch's graph writes where it wrote the gradients of the first."""
     calls = compile_to_nothing(monkeypatch)

@@ -56,7 +56,9 @@ def log_probabilities(logits: Tensor) -> np.ndarray:
     return numpy_log_softmax(logits.detach().double().numpy())
 
 
-def numpy_loss(logits: Tensor, labels: Tensor, smoothing: float, objective: ConsistencyObjective) -> float:
+def numpy_loss(
+    logits: Tensor, labels: Tensor, smoothing: float, objective: ConsistencyObjective
+) -> float:
     """The sum over positions, term by term as the papers write it, in float64."""
     words = logits.shape[-1]
     first, second = log_probabilities(logits).reshape(2, -1, words)
@@ -204,7 +206,9 @@ def test_r_drop_of_a_model_without_dropout_doubles_the_cross_entropy() -> None:
 
 @both
 @pytest.mark.parametrize("skip_logits", [True, False])
-def test_consistency_through_the_model_has_the_gradients_of_the_formula(method: str, skip_logits: bool) -> None:
+def test_consistency_through_the_model_has_the_gradients_of_the_formula(
+    method: str, skip_logits: bool
+) -> None:
     model = tiny_model(label_smoothing=0.1, lm_head_bias=True).train()
     batch = translation_batch([9, 4], [5, 12])
     with fixed_second_pass(model, method):
@@ -237,7 +241,9 @@ def test_consistency_update_is_the_same_in_1_or_8_batches(method: str, tmp_path:
         ([9, 4, 7, 5, 6], [3, 2]),
     ],
 )
-def test_halves_have_the_loss_and_the_gradients_of_the_batch(lengths: list[int], sizes: list[int]) -> None:
+def test_halves_have_the_loss_and_the_gradients_of_the_batch(
+    lengths: list[int], sizes: list[int]
+) -> None:
     model = tiny_model(label_smoothing=0.1).train()
     batch = translation_batch(lengths, lengths[::-1])
     batch["labels"][-1] = -100  # a pair that only fills up the batch
@@ -258,7 +264,9 @@ def test_halves_have_the_loss_and_the_gradients_of_the_batch(lengths: list[int],
 
 
 @both
-def test_trainer_reads_a_batch_in_halves_once_consistency_starts(method: str, tmp_path: Path) -> None:
+def test_trainer_reads_a_batch_in_halves_once_consistency_starts(
+    method: str, tmp_path: Path
+) -> None:
     sizes: list[int] = []
 
     class Recording(VanillaTransformerTrainer):
@@ -289,7 +297,9 @@ def test_consistency_starts_after_the_updates_that_it_is_told(method: str, tmp_p
 
 def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
     found, expected = (
-        make_trainer(tmp_path, eval_dataset=random_pairs(8), simcut_alpha=alpha).evaluate()["eval_loss"]
+        make_trainer(tmp_path, eval_dataset=random_pairs(8), simcut_alpha=alpha).evaluate()[
+            "eval_loss"
+        ]
         for alpha in (3.0, 0.0)
     )
     assert found == expected
@@ -306,7 +316,9 @@ def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
         ({"consistency_start": 100}, "consistency_start=100"),
     ],
 )
-def test_consistency_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_consistency_settings_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Arguments(output_dir=str(tmp_path), use_cpu=True, **settings)
 
@@ -331,7 +343,9 @@ def one_precision() -> Iterator[None]:
         r_drop(),
     ],
 )
-def test_consistency_masks_padding_without_an_attention_mask(objective: ConsistencyObjective) -> None:
+def test_consistency_masks_padding_without_an_attention_mask(
+    objective: ConsistencyObjective,
+) -> None:
     def loss(**batch: Tensor) -> float:
         torch.manual_seed(0)
         return model(**objective.inputs(model, batch)).loss.item()

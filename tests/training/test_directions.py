@@ -39,7 +39,9 @@ def finished(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder, run_tiny(folder, **NUMBERS, language_token=request.param)
 
 
-def test_each_direction_is_scored_and_the_mean_chooses(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_each_direction_is_scored_and_the_mean_chooses(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
     folder, results = finished
     for split in ("test", "eval"):
         for metric in ("bleu", "chrf", "exact_match"):
@@ -47,15 +49,25 @@ def test_each_direction_is_scored_and_the_mean_chooses(finished: tuple[Path, dic
             assert results[f"{split}_{metric}"] == pytest.approx(sum(apart) / 3)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert all(f"chrF, {name}" in card for name in DIRECTIONS)
-    assert set(json.loads((folder / "tokenizer_config.json").read_text())["directions"][0]) == {"en", "de"}
+    assert set(json.loads((folder / "tokenizer_config.json").read_text())["directions"][0]) == {
+        "en",
+        "de",
+    }
 
 
-def test_translation_starts_in_the_direction_of_the_sentence(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_translation_starts_in_the_direction_of_the_sentence(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
     folder, _ = finished
     translator = Translator.from_pretrained(folder)
     assert translator.directions.pairs == [("en", "de"), ("en", "fr"), ("de", "en")]
-    mixed = list(translator.translate(["seven", "seven"], target_lang=["de", "fr"], max_new_tokens=4))
-    apart = [next(translator.directed("en", code).translate(["seven"], max_new_tokens=4)) for code in ("de", "fr")]
+    mixed = list(
+        translator.translate(["seven", "seven"], target_lang=["de", "fr"], max_new_tokens=4)
+    )
+    apart = [
+        next(translator.directed("en", code).translate(["seven"], max_new_tokens=4))
+        for code in ("de", "fr")
+    ]
     assert mixed == apart
     tokenizer = AutoTokenizer.from_pretrained(folder)
     mark = language_tokens(tokenizer).target(("en", "de"))
@@ -67,7 +79,9 @@ TOKENS = {"max_tokens_per_batch": 80, "tokens_per_update": 120}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, TOKENS, {**TOKENS, "pack": True}], ids=["pairs", "tokens", "packed"])
+@pytest.mark.parametrize(
+    "settings", [{}, TOKENS, {**TOKENS, "pack": True}], ids=["pairs", "tokens", "packed"]
+)
 def test_resumed_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     values = {
         **NUMBERS,
@@ -104,12 +118,17 @@ def test_several_validation_inputs_are_scored_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_new_language_leaves_the_others_alone(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_new_language_leaves_the_others_alone(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     folder, _ = finished
     tokenizer = AutoTokenizer.from_pretrained(folder)
     old = AutoModelForSeq2SeqLM.from_pretrained(folder)
     new = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    assert extend_languages(new, tokenizer, [("en", "es"), ("en", "it")], {"es": "fr"}) == ["es", "it"]
+    assert extend_languages(new, tokenizer, [("en", "es"), ("en", "it")], {"es": "fr"}) == [
+        "es",
+        "it",
+    ]
     ids = language_tokens(tokenizer).ids
     for weight in (new.get_input_embeddings().weight, new.get_output_embeddings().weight):
         assert weight[ids["es"]].equal(weight[ids["fr"]])
@@ -136,7 +155,9 @@ def test_new_language_leaves_the_others_alone(finished: tuple[Path, dict[str, An
     pairs = Translator.from_pretrained(tmp_path / "run").directions.pairs
     assert pairs == [("en", "de"), ("en", "fr"), ("de", "en"), ("en", "es")]
     assert "directions" in error_of(run_tiny, tmp_path / "none", **base | {"directions": "null"})
-    assert "add_languages" in error_of(run_tiny, tmp_path / "wrong", **base | {"add_languages": ["es=xx"]})
+    assert "add_languages" in error_of(
+        run_tiny, tmp_path / "wrong", **base | {"add_languages": ["es=xx"]}
+    )
 
 
 @pytest.mark.slow
@@ -154,7 +175,9 @@ def test_crossconst_needs_directions(tmp_path: Path) -> None:
         ({"bidirectional": True}, "bidirectional"),
         ({"language_token": "both"}, "language_token"),
         ({"sampling_temperature": 0.5}, "sampling_temperature"),
-        pytest.param({"test": "fr-pl=numbers"}, "target_lang", marks=pytest.mark.slow),  # two seconds
+        pytest.param(
+            {"test": "fr-pl=numbers"}, "target_lang", marks=pytest.mark.slow
+        ),  # two seconds
     ],
 )
 def test_wrong_fields_are_named(tmp_path: Path, values: dict[str, Any], name: str) -> None:

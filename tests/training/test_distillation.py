@@ -19,7 +19,13 @@ from hf_vanilla_transformer.training.trainer.objectives.distillation import (
     TopOfCorpus,
 )
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import assert_same_gradients, error_of, gradients, tiny_model, translation_batch
+from tests.model_helpers import (
+    assert_same_gradients,
+    error_of,
+    gradients,
+    tiny_model,
+    translation_batch,
+)
 from tests.trainer_helpers import (
     DESCENT,
     collate,
@@ -52,7 +58,9 @@ def numpy_loss(
             t /= t.sum()
         target = np.full(len(scores), smoothing / len(scores))
         target[label] += 1 - smoothing
-        divergence = sum(each * (np.log(each) - log_p[token]) for token, each in enumerate(t) if each)
+        divergence = sum(
+            each * (np.log(each) - log_p[token]) for token, each in enumerate(t) if each
+        )
         total += -(1 - weight) * (target @ log_p) + weight * divergence
     return total
 
@@ -79,12 +87,16 @@ def test_distillation_loss_matches_its_definition(weight, smoothing, sizes, top)
     lm_head = torch.nn.Linear(8, 13)
     labels = torch.randint(0, 13, (3, 7))
     labels[0, 3:] = labels[2, 0] = -100
-    teachers = [(torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes]
+    teachers = [
+        (torch.randn(3, 7, size), torch.nn.Linear(size, 13).requires_grad_(False)) for size in sizes
+    ]
     distributions = FullDistributions(teachers)
     if top is not None:
         t = distributions.at(torch.arange(21), torch.float32).rows(slice(None)).t  # (21, 13)
         best = t.topk(top)
-        distributions = TopDistributions(best.indices, best.values / best.values.sum(dim=1, keepdim=True))
+        distributions = TopDistributions(
+            best.indices, best.values / best.values.sum(dim=1, keepdim=True)
+        )
     objective = DistillationObjective(distributions, weight)
     rows = (
         as_rows(lm_head(states)),
@@ -149,7 +161,10 @@ def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
     teacher = Teacher.__new__(Teacher)
     teacher.models = [model]
     kept = TopOfCorpus(3, pairs, collate, teacher._distributions)
-    unlabelled = {**pairs[7], "labels": [-100] * len(pairs[7]["labels"])}  # as token batches add to round a shape
+    unlabelled = {
+        **pairs[7],
+        "labels": [-100] * len(pairs[7]["labels"]),
+    }  # as token batches add to round a shape
     batch = collate([*pairs[40:60], unlabelled])
     found = kept.of(batch)
     with torch.no_grad():
@@ -183,7 +198,9 @@ def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
         ({"teacher": "a", "label_smoothing_factor": 0.1}, "label_smoothing"),
     ],
 )
-def test_distillation_settings_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_distillation_settings_are_refused_by_name(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Arguments(output_dir=str(tmp_path), use_cpu=True, **settings)
 

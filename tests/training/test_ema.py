@@ -31,7 +31,9 @@ def test_ema_follows_its_formula(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         weights = type(trainer.model).from_pretrained(tmp_path / f"checkpoint-{step}").state_dict()
         decay = min(0.4, (1 + step) / (10 + step))  # 2/11, 3/12, 4/13, 5/14
-        expected = {name: decay * each + (1 - decay) * weights[name] for name, each in expected.items()}
+        expected = {
+            name: decay * each + (1 - decay) * weights[name] for name, each in expected.items()
+        }
     averages = trainer.ema.average
     assert averages.keys() == dict(trainer.model.named_parameters()).keys()
     for name, average in averages.items():

@@ -21,7 +21,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def bert(*words: str) -> PreTrainedTokenizerBase:
     """A tokenizer of BERT, without bos_token and eos_token: `[CLS] words [SEP]`."""
-    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate([*SPECIAL, *words])})
+    tokenizer = BertTokenizerFast(
+        vocab={word: number for number, word in enumerate([*SPECIAL, *words])}
+    )
     assert tokenizer.eos_token_id is None
     return tokenizer
 
@@ -71,7 +73,9 @@ def words_alone(template: str = "", **special: str) -> PreTrainedTokenizerFast:
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     if template:
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", 2)])
+        backend.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("</s>", 2)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
@@ -85,7 +89,10 @@ NO_END = "puts no eos_token at the end of a sentence"
         (words_alone(**SPECIAL_NAMES), NO_END),
         (words_alone(pad_token="<pad>"), NO_END),
         (words_alone("</s> $A", **SPECIAL_NAMES), NO_END),
-        (words_alone("</s> $A </s>", **SPECIAL_NAMES), "starts a sentence with the token that ends"),
+        (
+            words_alone("</s> $A </s>", **SPECIAL_NAMES),
+            "starts a sentence with the token that ends",
+        ),
         (words_alone(eos_token="</s>"), "has no pad_token"),
     ],
 )

@@ -108,7 +108,9 @@ def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("limit_of_the_package")
-def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch, caplog) -> None:
+def test_translations_that_do_not_end_are_cut_after_their_references(
+    tmp_path, monkeypatch, caplog
+) -> None:
     """Without a limit of minutes they are whole, and of all sentences."""
     excess = []
     original = VanillaTransformerTrainer.prediction_step
@@ -130,7 +132,9 @@ def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, m
         "eval_steps": 1,
         "generation_max_length": "null",
     }
-    run_tiny(tmp_path / "run", **settings | {"max_minutes": 60})  # random weights repeat tokens without an end
+    run_tiny(
+        tmp_path / "run", **settings | {"max_minutes": 60}
+    )  # random weights repeat tokens without an end
     assert "max_length" not in caplog.text
     assert excess
     assert max(excess) <= 1
@@ -188,7 +192,9 @@ def test_evaluation_has_an_equal_share_of_what_is_left(
     assert budget._allowed_seconds(trainer) == pytest.approx(allowed)
     affordable = max(1, int((allowed - 2) / 0.5))  # 4 sentences are measured first
     with budget.evaluation(trainer):
-        assert budget.rows.tolist() == [round(999 * place / max(affordable - 1, 1)) for place in range(affordable)]
+        assert budget.rows.tolist() == [
+            round(999 * place / max(affordable - 1, 1)) for place in range(affordable)
+        ]
         assert not budget.is_whole
         trainer.now += 0.25 * affordable
     assert stop.evaluation_seconds == evaluating + 2 + 0.25 * affordable

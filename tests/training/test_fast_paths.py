@@ -16,7 +16,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer
+from transformers import (
+    AttentionInterface,
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+)
 
 from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -34,7 +39,14 @@ from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS
 from tests import trainer_helpers
 from tests.model_helpers import PAD, error_of, randomise, tiny_config, tiny_model
-from tests.trainer_helpers import DESCENT, collate, flat, make_trainer, padding_collator, random_pairs
+from tests.trainer_helpers import (
+    DESCENT,
+    collate,
+    flat,
+    make_trainer,
+    padding_collator,
+    random_pairs,
+)
 
 SIZES: dict[str, Any] = {
     "encoder_layers": 1,
@@ -135,7 +147,9 @@ def hooks_of_trainer() -> list[str]:
 def test_every_method_of_the_trainer_is_decided() -> None:
     decided = [name for names in DECIDED for name in names]
     # Older versions, which Python 3.10 has, lack some.
-    assert set(hooks_of_trainer()) <= set(decided), "decide what packed rows do with a method that is new"
+    assert set(hooks_of_trainer()) <= set(decided), (
+        "decide what packed rows do with a method that is new"
+    )
     assert len(decided) == len(set(decided))
 
 
@@ -156,13 +170,18 @@ def overriding(name: str, called: list[str]) -> type:
 
 
 @pytest.mark.parametrize("name", hooks_of_trainer())
-def test_overridden_method_has_its_effect_or_is_refused(name: str, unchanged: Tensor, tmp_path: Path) -> None:
+def test_overridden_method_has_its_effect_or_is_refused(
+    name: str, unchanged: Tensor, tmp_path: Path
+) -> None:
     called: list[str] = []
     kind = overriding(name, called)
     if name in BY_NUMBER_OF_PAIRS:
         for pack in (False, True):
             line = error_of(trained, tmp_path, kind=kind, pack=pack)
-            assert f"max_tokens_per_batch=512 makes its own loader and never calls {name} of Own" in line
+            assert (
+                f"max_tokens_per_batch=512 makes its own loader and never calls {name} of Own"
+                in line
+            )
         return
     plain = weights(tmp_path, kind=kind, pack=False)
     if name in ELSEWHERE or not called:
@@ -172,7 +191,10 @@ def test_overridden_method_has_its_effect_or_is_refused(name: str, unchanged: Te
     assert not torch.allclose(plain, unchanged), "the override has an effect"
     called.clear()
     if name in REFUSED:
-        assert error_of(trained, tmp_path, kind=kind, pack=True) == f"pack=True does not go with {name} of Own"
+        assert (
+            error_of(trained, tmp_path, kind=kind, pack=True)
+            == f"pack=True does not go with {name} of Own"
+        )
     else:
         assert_equal(weights(tmp_path, kind=kind, pack=True), plain)
 
@@ -230,7 +252,9 @@ class Rows(list):
 
 def transformed() -> Dataset:
     table = Dataset.from_list(PAIRS)
-    table.set_transform(lambda rows: {**rows, "input_ids": [ids[::-1] for ids in rows["input_ids"]]})
+    table.set_transform(
+        lambda rows: {**rows, "input_ids": [ids[::-1] for ids in rows["input_ids"]]}
+    )
     return table
 
 
@@ -383,7 +407,10 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "forward of a class": ("model", lambda: randomise(Pooling(tiny_config(**SIZES)), 1)),
     "forward of a model": ("model", with_forward),
     "hook by place": ("model", lambda: with_hook(lambda module, inputs, output: 1.5 * output)),
-    "hook that mixes places": ("model", lambda: with_hook(lambda module, inputs, x: x - x.mean(1, True))),
+    "hook that mixes places": (
+        "model",
+        lambda: with_hook(lambda module, inputs, x: x - x.mean(1, True)),
+    ),
     "attention": ("model", lambda: with_attention(near)),
     "attention by places": ("model", lambda: with_attention(by_places)),
     "noise by the length": ("neftune_noise_alpha", lambda: 5.0),
@@ -401,7 +428,12 @@ REFUSALS = {
     "order": "leave train_sampling_strategy=sequential out",
 }
 # They are the package's own, so that packed rows are the default on a GPU.
-DEFAULT = {"column of hidden tokens", "labels of -100", "labels of -100 in a table", "smoothing by the trainer"}
+DEFAULT = {
+    "column of hidden tokens",
+    "labels of -100",
+    "labels of -100 in a table",
+    "smoothing by the trainer",
+}
 
 
 def brought(name: str) -> dict[str, Any]:
@@ -411,7 +443,9 @@ def brought(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_caller_brings_has_its_effect_or_is_refused(name: str, unchanged: Tensor, tmp_path: Path) -> None:
+def test_what_a_caller_brings_has_its_effect_or_is_refused(
+    name: str, unchanged: Tensor, tmp_path: Path
+) -> None:
     if name in REFUSALS:
         assert REFUSALS[name] in error_of(trained, tmp_path, pack=True, **brought(name))
         return
@@ -434,7 +468,9 @@ def test_packed_rows_are_the_default_where_all_is_known(
     assert trainer.packs is (name in DEFAULT)
     assert trainer.args.pack is None
     line = PACKED_ROWS.line(trainer, trainer.packs)
-    assert line.startswith("packed rows: yes" if name in DEFAULT else "packed rows: no, because packing ")
+    assert line.startswith(
+        "packed rows: yes" if name in DEFAULT else "packed rows: no, because packing "
+    )
 
 
 # The model
@@ -486,7 +522,9 @@ def test_replaced_methods_of_the_model_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("kind", [VanillaTransformerEncoderLayer, VanillaTransformerAttention])
-def test_method_that_is_replaced_in_its_class_is_noticed(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_that_is_replaced_in_its_class_is_noticed(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = kind.forward
     assert foreign_part(tiny_model(**SIZES)) is None
     monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: plain(*args, **kwargs))
@@ -507,7 +545,9 @@ PASSES = [
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_cast_weights_are_those_of_autocast(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cast_weights_are_those_of_autocast(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = weights(tmp_path, bf16=True, **brought(name))
     monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
     assert weights(tmp_path, bf16=True, **brought(name)).equal(plain)
@@ -515,7 +555,9 @@ def test_cast_weights_are_those_of_autocast(name: str, tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PASSES, "smoothing by the trainer"])
-def test_compiled_updates_are_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_updates_are_eager_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("BACKEND", "MODE"):
         monkeypatch.setenv(f"ACCELERATE_DYNAMO_{variable}", "")
         monkeypatch.delenv(f"ACCELERATE_DYNAMO_{variable}")
@@ -582,7 +624,12 @@ def test_first_lines_say_which_paths_are_on(
 ) -> None:
     trained(tmp_path, **settings)
     printed = "\n" + capsys.readouterr().out
-    others = ["packed rows: ", "compiled updates: ", "weights cast together: ", "loss without logits: "]
+    others = [
+        "packed rows: ",
+        "compiled updates: ",
+        "weights cast together: ",
+        "loss without logits: ",
+    ]
     for line in [*lines, *others, "rounded shapes: "]:
         assert f"\n{line}" in printed
 

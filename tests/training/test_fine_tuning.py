@@ -25,7 +25,11 @@ from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.vocabulary import extend_languages
 from hf_vanilla_transformer.training.run import adapters
-from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
 from hf_vanilla_transformer.training.run.fine_tuning import (
     SCORES_BEFORE,
     check_fields,
@@ -98,7 +102,9 @@ def run(output: Path, **fields: Any) -> dict[str, Any]:
     return run_training(*parse_recipe(flags), importers=IMPORTERS)
 
 
-def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: Any) -> dict[str, Any]:
+def fine_tune(
+    output: Path, base: Path, text: dict[str, list[Path]], **fields: Any
+) -> dict[str, Any]:
     return run(output, **{"model_name_or_path": base, **text, **fields})
 
 
@@ -143,14 +149,19 @@ def test_vocabulary_size_of_the_recipe_of_the_base_counts_no_languages(base: Pat
     assert config.vocab_size == size + 2
     check(size)
     for other in (size - 1, size + 1):
-        assert error_of(check, other) == f"vocab_size: {other}: fine-tuning keeps {size + 2} of base, leave it out"
+        assert (
+            error_of(check, other)
+            == f"vocab_size: {other}: fine-tuning keeps {size + 2} of base, leave it out"
+        )
 
 
 def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path) -> None:
     base = tmp_path / "base"
     # CTranslate2 has one number of heads
     write_opus_folder(base, encoder_attention_heads=4, decoder_attention_heads=4)
-    change_json(base / "tokenizer_config.json", source_lang="en", target_lang="de")  # as in every OPUS-MT folder
+    change_json(
+        base / "tokenizer_config.json", source_lang="en", target_lang="de"
+    )  # as in every OPUS-MT folder
     tuned = tmp_path / "tuned"
     again = tmp_path / "again"
     fine_tune(tuned, base, text, max_steps=1)
@@ -164,7 +175,9 @@ def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path)
 
 
 @pytest.mark.parametrize("named_by", ["files", *slow("recipe", "memory", "columns")])
-def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, text: dict, named_by: str) -> None:
+def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(
+    tmp_path: Path, text: dict, named_by: str
+) -> None:
     folder = tmp_path / "run"
     contents = {
         "a.en": "\n".join(SOURCES),
@@ -197,7 +210,9 @@ def chrf(model: Path, files: list[Path], **search: Any) -> float:
     return sacrebleu.corpus_chrf(translations, [references]).score
 
 
-def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, list[Path]], tuned: tuple) -> None:
+def test_scores_before_are_those_of_the_base_model(
+    base: Path, text: dict[str, list[Path]], tuned: tuple
+) -> None:
     folder, results, _ = tuned
     for split in ("test", "base_test"):
         for prefix, model in (("before_", base), ("", folder)):
@@ -209,7 +224,9 @@ def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, l
 
 
 @pytest.mark.slow
-def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dict, tmp_path: Path) -> None:
+def test_resumed_run_ends_with_the_same_weights_and_scores(
+    base: Path, text: dict, tmp_path: Path
+) -> None:
     resumed = tmp_path / "resumed"
     expected = fine_tune(tmp_path / "whole", base, text)
     own_base = shutil.copytree(base, tmp_path / "base")
@@ -270,10 +287,17 @@ def test_folder_of_another_model_is_refused(content: str | None, tmp_path: Path)
     assert str(tmp_path) in error_of(load_base_model, str(tmp_path))
 
 
-def test_opus_folder_is_fine_tuned_with_its_tokenizer_and_search(opus: Path, text: dict, tmp_path: Path) -> None:
+def test_opus_folder_is_fine_tuned_with_its_tokenizer_and_search(
+    opus: Path, text: dict, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     results = fine_tune(folder, opus, text)
-    assert {"before_test_bleu", "test_bleu", "before_base_test_bleu", "base_test_bleu"} <= results.keys()
+    assert {
+        "before_test_bleu",
+        "test_bleu",
+        "before_base_test_bleu",
+        "base_test_bleu",
+    } <= results.keys()
     tokenizer, target_tokenizer = load_tokenizers(folder)
     assert isinstance(tokenizer, MarianTokenizer)
     assert target_tokenizer is tokenizer
@@ -408,7 +432,9 @@ def test_adapters_are_made_without_a_warning_of_libraries(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: dict, tmp_path: Path, capsys) -> None:
+def test_lora_run_ends_with_the_merged_model_and_its_adapter(
+    base: Path, text: dict, tmp_path: Path, capsys
+) -> None:
     def train(folder: Path, **fields: Any) -> dict[str, Any]:
         return fine_tune(
             folder,
@@ -465,7 +491,9 @@ def test_lora_refuses_what_it_cannot_train(base, text, tmp_path, fields, name):
     ],
     ids=["of the base", "of the run"],
 )
-def test_search_that_cannot_be_saved_is_refused_before_training(base, text, tmp_path, search, fields, name):
+def test_search_that_cannot_be_saved_is_refused_before_training(
+    base, text, tmp_path, search, fields, name
+):
     """transformers saves no generation config with settings that another one disables."""
     folder = shutil.copytree(base, tmp_path / "base")
     file = folder / "generation_config.json"

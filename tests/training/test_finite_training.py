@@ -19,7 +19,15 @@ from hf_vanilla_transformer.training.trainer.loss_check import leave_out_on_devi
 from hf_vanilla_transformer.training.trainer.muon import MuonAdamW
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, BadGradient, error_of, flat, random_pairs, saved_steps, with_one_token
+from tests.trainer_helpers import (
+    DESCENT,
+    BadGradient,
+    error_of,
+    flat,
+    random_pairs,
+    saved_steps,
+    with_one_token,
+)
 
 WRONG = BadGradient.update
 SETTINGS: dict[str, Any] = {
@@ -156,7 +164,9 @@ SPOILT = "decoder.layers.0.fc1.weight"
 class Spoiler(TrainerCallback):
     """Writes a number into the weights after an update."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: object) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: object
+    ) -> None:
         if state.global_step == 4:
             model.get_parameter(f"model.{SPOILT}").data[1, 2] = -math.inf
 
@@ -257,7 +267,9 @@ def test_norms_of_a_gpu_are_read_when_a_loss_is_logged(tmp_path: Path) -> None:
     assert trainer.losses.skipped == 0
 
 
-def with_scaler(trainer: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> torch.amp.GradScaler:
+def with_scaler(
+    trainer: Any, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> torch.amp.GradScaler:
     """Let a trainer on a CPU scale its losses as with fp16, which needs a GPU."""
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     monkeypatch.setattr(trainer.accelerator, "scaler", scaler)
@@ -266,7 +278,9 @@ def with_scaler(trainer: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> 
     return scaler
 
 
-def test_scaler_of_fp16_goes_on_leaving_updates_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaler_of_fp16_goes_on_leaving_updates_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """GradScaler finds its scale by gradients that are not finite."""
     trainer = made(tmp_path, **TOKENS)
     scaler = with_scaler(trainer, 8.0, monkeypatch)
@@ -276,7 +290,9 @@ def test_scaler_of_fp16_goes_on_leaving_updates_out(tmp_path: Path, monkeypatch:
     assert flat(trainer.model).isfinite().all()
 
 
-def test_run_in_fp16_without_any_update_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_in_fp16_without_any_update_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = made(tmp_path, **TOKENS)
     trainer.update = None
     with_scaler(trainer, 3e-4, monkeypatch)

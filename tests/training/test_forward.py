@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from hf_vanilla_transformer.training.trainer import forward_choice
-from hf_vanilla_transformer.training.trainer.forward import CastForward, PlainForward, forward_pass_of, linear_weights
+from hf_vanilla_transformer.training.trainer.forward import (
+    CastForward,
+    PlainForward,
+    forward_pass_of,
+    linear_weights,
+)
 from tests.model_helpers import gradients, tiny_model, translation_batch
 from tests.trainer_helpers import EntropyLoss, flat
 from tests.training import short_runs
@@ -43,14 +48,18 @@ def test_gradients_are_those_of_autocast(fields: dict[str, Any], by_layer: bool)
 def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
     model = tiny_model(encoder_layers=2, decoder_layers=1)
     model.model.encoder.layers[0].fc1.weight.requires_grad = False
-    nn.utils.parametrizations.weight_norm(model.model.encoder.layers[1].fc2)  # its call computes more
+    nn.utils.parametrizations.weight_norm(
+        model.model.encoder.layers[1].fc2
+    )  # its call computes more
     linear = {
         f"{name}.{part}"
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and name != "lm_head"
         for part in ("weight", "bias")
     }
-    left_out = {f"model.encoder.layers.{each}" for each in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")}
+    left_out = {
+        f"model.encoder.layers.{each}" for each in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")
+    }
 
     def cast(by_layer: bool) -> list[list[str]]:
         return [[path for path, _, _ in group] for group in linear_weights(model, by_layer)]
@@ -91,7 +100,9 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_updates_are_those_of_autocast(settings: dict[str, Any], tmp_path: Path, as_on_gpu: Any) -> None:
+def test_updates_are_those_of_autocast(
+    settings: dict[str, Any], tmp_path: Path, as_on_gpu: Any
+) -> None:
     expected = trained(tmp_path, **settings)
     assert expected.forwards.cast is None  # on a CPU
     as_on_gpu()

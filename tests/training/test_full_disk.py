@@ -17,8 +17,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.training.run import finishing
 from hf_vanilla_transformer.training.state import distributed as training_distributed
-from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints, report_failed_save
-from hf_vanilla_transformer.training.state.distributed import errors_on_main_rank_only, require_first_rank
+from hf_vanilla_transformer.training.state.checkpoints import (
+    complete_checkpoints,
+    report_failed_save,
+)
+from hf_vanilla_transformer.training.state.distributed import (
+    errors_on_main_rank_only,
+    require_first_rank,
+)
 from hf_vanilla_transformer.utils.atomic_write import atomic_file, full_disk_reason, new_folder
 from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.model_helpers import error_of, slow
@@ -30,7 +36,9 @@ NUMBERS = {
     errno.EFBIG: "allowed size",
 }
 TORCH_ERROR = "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"
-LOST_PEER = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829"
+LOST_PEER = (
+    "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829"
+)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -41,7 +49,9 @@ def test_system_error_names_the_folder_and_the_reason(tmp_path, number):
     assert re.match(f"{tmp_path}: .*{NUMBERS[number]}", str(raised.value))
     assert not list(tmp_path.iterdir())
     # Libraries in Rust raise plain exceptions.
-    assert NUMBERS[number] in full_disk_reason(Exception(f"{os.strerror(number)} (os error {number})"))
+    assert NUMBERS[number] in full_disk_reason(
+        Exception(f"{os.strerror(number)} (os error {number})")
+    )
     error = RuntimeError(TORCH_ERROR)
     error.__context__ = OSError(number, os.strerror(number))
     assert NUMBERS[number] in full_disk_reason(error)
@@ -54,7 +64,9 @@ def test_error_of_torch_alone_names_every_possible_reason():
         assert part in reason
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), ValueError("no disk"), UserError("os error 28")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "I/O error"), ValueError("no disk"), UserError("os error 28")]
+)
 def test_other_errors_pass(tmp_path, error):
     with pytest.raises(type(error)) as raised, new_folder(tmp_path / "new"):
         raise error
@@ -64,7 +76,10 @@ def test_other_errors_pass(tmp_path, error):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (CheckpointException("", {1: (OSError(errno.ENOSPC, "No space left on device"), None)}), "no space left"),
+        (
+            CheckpointException("", {1: (OSError(errno.ENOSPC, "No space left on device"), None)}),
+            "no space left",
+        ),
         (RuntimeError(LOST_PEER), "10.0.0.1"),
         (DistBackendError("NCCL error"), "NCCL"),
     ],
@@ -79,12 +94,17 @@ def test_errors_of_other_ranks_are_one_line(tmp_path, error, words):
 
 
 def test_fault_of_a_save_is_no_error_of_the_user(tmp_path):
-    with pytest.raises(RuntimeError, match="shape"), report_failed_save(tmp_path, "training stopped"):
+    with (
+        pytest.raises(RuntimeError, match="shape"),
+        report_failed_save(tmp_path, "training stopped"),
+    ):
         raise RuntimeError("shape")
 
 
 @pytest.mark.parametrize("main_fails", [False, True])
-def test_error_of_one_rank_names_its_host_and_one_of_all_ranks_is_printed_once(monkeypatch, main_fails):
+def test_error_of_one_rank_names_its_host_and_one_of_all_ranks_is_printed_once(
+    monkeypatch, main_fails
+):
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
     monkeypatch.setattr(training_distributed, "_get_default_store", lambda: store)
     monkeypatch.setattr(training_distributed, "_SAME_ERROR_WITHIN", timedelta(milliseconds=10))
@@ -176,7 +196,10 @@ def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
     }
     run = tmp_path / "run"
     handler = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match=f"^{run}: .*quota.*{message}"),
+    ):
         patch.setattr(owner, name, save)
         run_tiny(run, **settings)
     assert signal.getsignal(signal.SIGINT) is handler  # Ctrl-C works again

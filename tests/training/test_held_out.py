@@ -74,7 +74,9 @@ def mixtures(draw):
         for item, variant in draw(st.lists(row, min_size=12, max_size=40)):
             source = variant(f"text {item}")
             target = variant(f"reference {item} {draw(st.integers(0, 1))}")
-            if kind == "teacher" and draw(st.booleans()):  # else a reference that `distil --references` adds
+            if kind == "teacher" and draw(
+                st.booleans()
+            ):  # else a reference that `distil --references` adds
                 target = f"teacher {item}"
             if kind == "back":
                 source = f"teacher {target}"
@@ -226,7 +228,9 @@ def test_card_of_a_run_describes_the_pairs_that_were_used(tmp_path, capsys):
     assert "The 6 validation sentences were translated with 4 beams" in card
     fingerprints = re.findall("fingerprint `(.*?)`", card)
     assert len(set(fingerprints)) == 2, "of the training and of the validation pairs"
-    assert re.search(r"^tokenizer: \d+ tokens.*5,000", capsys.readouterr().out, re.MULTILINE), "fewer than wished"
+    assert re.search(r"^tokenizer: \d+ tokens.*5,000", capsys.readouterr().out, re.MULTILINE), (
+        "fewer than wished"
+    )
 
 
 def warnings(capsys):

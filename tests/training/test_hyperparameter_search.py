@@ -36,7 +36,9 @@ def test_optuna_searches_learning_rate_and_dropout(tmp_path: Path) -> None:
         data_collator=collate,
     )
     best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)},
+        hp_space=lambda trial: {
+            "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)
+        },
         compute_objective=lambda metrics: metrics["eval_loss"],
         n_trials=3,
         backend="optuna",

@@ -77,7 +77,9 @@ def test_error_in_the_thread_is_raised_in_its_place() -> None:
     assert not reading_threads()
 
 
-def test_updates_read_ahead_are_those_of_a_plain_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_read_ahead_are_those_of_a_plain_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(tmp_path, random_pairs(64), **PACKED)
     plain = trainer.get_train_dataloader()
     monkeypatch.setattr(VanillaTransformerTrainingArguments, "device", torch.device("cuda"))
@@ -123,14 +125,22 @@ def test_run_that_reads_ahead_resumes_to_the_bytes_of_a_plain_one(
 
 
 def test_workers_pack_pairs_that_change(tmp_path: Path) -> None:
-    pairs = [{"source": f"{one} dog {two}", "target": f"{two} Hund {one}"} for one in "abcdef" for two in "ghij"]
+    pairs = [
+        {"source": f"{one} dog {two}", "target": f"{two} Hund {one}"}
+        for one in "abcdef"
+        for two in "ghij"
+    ]
     tokenizer = train_tokenizer([text for pair in pairs for text in pair.values()], 270)
     encoded, _ = encode_pairs(Dataset.from_list(pairs), tokenizer, drop_too_long=True)
     data = with_augmentation(encoded, tokenizer, augment={"merge": 0.5}, seed=1)
     updates = []
     for workers in (0, 1):
         trainer = make_trainer(
-            tmp_path, data, tiny_model(vocab_size=len(tokenizer)), dataloader_num_workers=workers, **PACKED
+            tmp_path,
+            data,
+            tiny_model(vocab_size=len(tokenizer)),
+            dataloader_num_workers=workers,
+            **PACKED,
         )
         loader = trainer.get_train_dataloader()
         assert loader.num_workers == workers

@@ -50,7 +50,9 @@ def test_metrics_are_those_since_the_last_entry(clock: SimpleNamespace) -> None:
     clock.now += 6.0
     assert meter.read(state, torch.mean, 0.25) == {"tokens_per_second": 0.5, "minutes_left": 0.25}
     meter.count([], 3)
-    assert "minutes_left" not in meter.read(SimpleNamespace(max_steps=0, global_step=0), torch.mean, 1.0)
+    assert "minutes_left" not in meter.read(
+        SimpleNamespace(max_steps=0, global_step=0), torch.mean, 1.0
+    )
 
 
 def test_perplexity_is_that_of_the_loss_without_smoothing() -> None:

@@ -71,7 +71,9 @@ def test_updates_wait_for_nothing(trainer_on_gpu: Any, tmp_path: Path) -> None:
 
 def test_epoch_has_three_shapes_of_attention(trainer_on_gpu: Any, tmp_path: Path) -> None:
     trainer = trainer_on_gpu(tmp_path, tiny_model(), num_train_epochs=1)
-    trainer.train_dataset = [{**pair, "labels": pair["labels"][:5]} for pair in trainer.train_dataset]
+    trainer.train_dataset = [
+        {**pair, "labels": pair["labels"][:5]} for pair in trainer.train_dataset
+    ]
     count = trained(trainer)
     source, target = trainer._updates.places
     assert source != target
@@ -111,11 +113,15 @@ def test_ranks_agree_on_a_stop_without_a_wait(monkeypatch: pytest.MonkeyPatch) -
     for spent in (0, 61, 62):
         stop.spent = spent
         with counted() as count:
-            answers.append(stop.on_step_end(args, TrainerState(), TrainerControl()).should_training_stop)
+            answers.append(
+                stop.on_step_end(args, TrainerState(), TrainerControl()).should_training_stop
+            )
         assert not count.waits
         assert not count.blocking
         assert count.copies
     assert answers == [False, False, True]  # one update after the limit
     stop.spent = 0
     control = stop.on_step_end(args, TrainerState(), TrainerControl(should_log=True))
-    assert not control.should_training_stop  # agreed on at once, and what was asked before is dropped
+    assert (
+        not control.should_training_stop
+    )  # agreed on at once, and what was asked before is dropped

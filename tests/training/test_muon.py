@@ -165,7 +165,11 @@ def test_resume_without_muon_is_refused(tmp_path: Path) -> None:
         run(tmp_path, 4, resume=tmp_path / "checkpoint-2", muon=False)
 
 
-@pytest.mark.parametrize(("setting", "message"), [({"optim": "sgd"}, "optim: sgd"), ({"fp16": True}, "fp16: True")])
-def test_muon_refuses_what_it_does_not_go_with(tmp_path: Path, setting: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "message"), [({"optim": "sgd"}, "optim: sgd"), ({"fp16": True}, "fp16: True")]
+)
+def test_muon_refuses_what_it_does_not_go_with(
+    tmp_path: Path, setting: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Arguments(output_dir=str(tmp_path), use_cpu=True, muon=True, **setting)

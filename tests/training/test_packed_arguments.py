@@ -11,7 +11,12 @@ import pytest
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from hf_vanilla_transformer.training.state.fingerprint import COMPARED_AS, IRRELEVANT, OPTIMIZATION, SELECTION
+from hf_vanilla_transformer.training.state.fingerprint import (
+    COMPARED_AS,
+    IRRELEVANT,
+    OPTIMIZATION,
+    SELECTION,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, flat, padding_collator, random_pairs, trained
@@ -122,7 +127,9 @@ def figures(folder: Path, pack: bool, **settings: Any) -> dict[str, Any] | str:
     }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in sorted(READ) for value in READ[name]])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in sorted(READ) for value in READ[name]]
+)
 def test_argument_has_the_effect_of_padded_batches_or_is_refused(
     name: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -19,7 +19,9 @@ trained = partial(short_runs.trained, pack=True)
 
 
 @pytest.mark.parametrize("objective", ["none", "r_drop", "teacher"])
-def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: str, tmp_path: Path) -> None:
+def test_packed_update_of_all_pairs_is_that_of_padded_batches(
+    objective: str, tmp_path: Path
+) -> None:
     tiny_model(seed=5).save_pretrained(tmp_path / "teacher")
     whole = {"tokens_per_update": 100_000, **DESCENT}  # all pairs
     objectives = {
@@ -38,7 +40,9 @@ def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: str, tm
     assert not torch.allclose(padded, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"simcut_alpha": 3.0}, {"muon": True, "ema_decay": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"simcut_alpha": 3.0}, {"muon": True, "ema_decay": 0.9}], ids=str
+)
 def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
     short_runs.check_resume(trained, tmp_path, **settings)
 
@@ -66,7 +70,9 @@ def test_packed_run_of_an_earlier_plan_starts_its_epoch_again(tmp_path: Path) ->
         ({"teacher": ["x"], "teacher_top": 4}, "pack=True does not go with teacher_top=4"),
     ],
 )
-def test_packing_is_refused_where_it_cannot_be(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_packing_is_refused_where_it_cannot_be(
+    settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     with pytest.raises((UserError, ValueError), match=reason):
         trained(tmp_path, **settings)
 
@@ -81,6 +87,8 @@ def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     trainer.losses.add(0, 0, torch.tensor(1.0))
     trainer.losses.add(trainer._epoch_start, 0, torch.tensor(float("nan")))
-    with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
+    with pytest.raises(
+        UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"
+    ):
         trainer.log({"loss": 1.0})
     trainer.log({"loss": 1.0})  # they have been read

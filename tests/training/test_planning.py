@@ -29,7 +29,9 @@ TRAIN = {
 def recipe(tmp_path):
     def write(rows, **fields):
         path = tmp_path / "sized.yaml"
-        path.write_text(yaml.safe_dump({"output_dir": "x", "by_pairs": rows, **fields}), encoding="utf-8")
+        path.write_text(
+            yaml.safe_dump({"output_dir": "x", "by_pairs": rows, **fields}), encoding="utf-8"
+        )
         return path
 
     return write
@@ -117,8 +119,14 @@ NO_ROWS = "by_pairs needs rows such as `20000: {dropout: 0.3, why: few words}`"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("by_pairs: {4: {d_modle: 8}}", "by_pairs: 4 has an unknown field d_modle; did you mean d_model?"),
-        ("by_pairs: {4: {dropout: 0.1}}\ndropout: 0.2", "by_pairs: 4: dropout is outside by_pairs too: keep one"),
+        (
+            "by_pairs: {4: {d_modle: 8}}",
+            "by_pairs: 4 has an unknown field d_modle; did you mean d_model?",
+        ),
+        (
+            "by_pairs: {4: {dropout: 0.1}}\ndropout: 0.2",
+            "by_pairs: 4: dropout is outside by_pairs too: keep one",
+        ),
         ("by_pairs: {4: {train: [a, b]}}", "by_pairs: 4: train cannot depend on the pairs"),
         ("by_pairs: {4: {seed: 2}}", "by_pairs: 4: seed cannot depend on the pairs"),
         ("by_pairs: {few: {dropout: 0.1}}", NO_ROWS),
@@ -178,7 +186,9 @@ def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
         lambda make: asked.append(state.global_step) or make(),
     )
     schedule = make_schedule(TrainingArguments("unused", use_cpu=True), 100)
-    plan = PlanUpdates(SimpleNamespace(lr_scheduler=schedule, fixed_facts={}), StopWithCheckpoint(max_minutes=100))
+    plan = PlanUpdates(
+        SimpleNamespace(lr_scheduler=schedule, fixed_facts={}), StopWithCheckpoint(max_minutes=100)
+    )
     state = TrainerState()
     for step in range(1, 45):
         state.global_step = step

@@ -19,7 +19,14 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run_data import load_data, prepare_run
 from tests.forked_interpreter import Interpreter
 from tests.killed_runs import check_kills
-from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, change_json, error_of, run_tiny
+from tests.trainer_helpers import (
+    TINY_RUN,
+    as_flags,
+    assert_same_model,
+    change_json,
+    error_of,
+    run_tiny,
+)
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 SPLITS = {"train": ("news", "talks"), "test": ("test_a", "test_b")}
@@ -103,7 +110,13 @@ def test_run_on_prepared_data_is_the_run_on_its_text(
     shutil.move(text, tmp_path)
     try:
         results = run_tiny(prepared, data=data, **TRAINING, **changed)
-        run_tiny(resumed, data=data, resume_from_checkpoint=direct / "checkpoint-2", **TRAINING, **changed)
+        run_tiny(
+            resumed,
+            data=data,
+            resume_from_checkpoint=direct / "checkpoint-2",
+            **TRAINING,
+            **changed,
+        )
     finally:
         shutil.move(tmp_path / text.name, text)
     assert any(evaluated for _, evaluated in losses(direct))

@@ -25,7 +25,9 @@ def recipe(tmp_path):
 
     def write(content):
         path = tmp_path / "recipe.yaml"
-        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+        path.write_text(
+            content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8"
+        )
         return str(path)
 
     return write
@@ -50,11 +52,21 @@ def test_wmt_recipes_have_the_papers_settings(name):
     model, data, run = parse_recipe([str(FOLDER / f"{name}.yaml")])
     assert (model.dropout, run.max_steps, run.average_last, model.vocab_size) == PAPER[name]
     assert (run.tokens_per_update, run.warmup_steps, model.label_smoothing) == (25_000, 4000, 0.1)
-    assert (run.adam_beta1, run.adam_beta2, run.adam_epsilon, run.learning_rate) == (0.9, 0.98, 1e-9, None)
+    assert (run.adam_beta1, run.adam_beta2, run.adam_epsilon, run.learning_rate) == (
+        0.9,
+        0.98,
+        1e-9,
+        None,
+    )
     assert (run.test_num_beams, run.test_length_penalty) == (4, None)  # α = 0.6 is the model's own
     assert model.preset == name.rsplit("_")[-1]
     assert run.save_total_limit > run.average_last
-    assert data.train == data.validation == data.test == [f"wmt/wmt14:{data.target_lang}-{data.source_lang}"]
+    assert (
+        data.train
+        == data.validation
+        == data.test
+        == [f"wmt/wmt14:{data.target_lang}-{data.source_lang}"]
+    )
 
 
 @pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
@@ -68,7 +80,9 @@ def test_launch_files_are_accepted_by_accelerate(path, monkeypatch):
         assert getattr(config, name) == values[name]
     assert config.mixed_precision == "no"
     wrapped = config.fsdp_config.get("fsdp_transformer_layer_cls_to_wrap", "")
-    assert set(filter(None, wrapped.split(","))) <= set(VanillaTransformerPreTrainedModel._no_split_modules)
+    assert set(filter(None, wrapped.split(","))) <= set(
+        VanillaTransformerPreTrainedModel._no_split_modules
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -83,7 +97,9 @@ def test_recipe_values_reach_the_arguments(path):
         row.pop("why", None)
         for name, value in (values | row).items():
             expected = float(value) if isinstance(parsed[name], float) else value
-            assert parsed[name] in (expected, [expected]), name  # a list of one may be written without brackets
+            assert parsed[name] in (expected, [expected]), (
+                name
+            )  # a list of one may be written without brackets
     assert values["output_dir"] == f"runs/{path.stem}"
     languages = {"source_lang", "target_lang", "directions"} & values.keys()
     if run_task(outcome[1]) == "sequence":
@@ -96,15 +112,24 @@ def test_recipe_values_reach_the_arguments(path):
 
 
 def test_flags_override_the_recipe(recipe):
-    path = recipe({"d_model": 64, "dropout": 0.3, "max_steps": 5, "output_dir": "runs/a", "bf16": False})
+    path = recipe(
+        {"d_model": 64, "dropout": 0.3, "max_steps": 5, "output_dir": "runs/a", "bf16": False}
+    )
     flags = ["--d_model=32", "--max_steps", "9", "--output-dir", "runs/b"]
     model, _, run = parse_recipe([path, *flags])
     assert (model.d_model, model.dropout, run.max_steps, run.output_dir) == (32, 0.3, 9, "runs/b")
 
 
 def test_flags_work_without_a_recipe():
-    model, data, run = parse_recipe(["--output_dir", "x", "--lowercase", "--preset", "B16", "--min_frequency", "3"])
-    assert (run.output_dir, data.lowercase, model.preset, data.min_frequency) == ("x", True, "B16", 3)
+    model, data, run = parse_recipe(
+        ["--output_dir", "x", "--lowercase", "--preset", "B16", "--min_frequency", "3"]
+    )
+    assert (run.output_dir, data.lowercase, model.preset, data.min_frequency) == (
+        "x",
+        True,
+        "B16",
+        3,
+    )
     assert model.d_model is None  # the preset's
 
 
@@ -183,7 +208,8 @@ def test_field_that_is_given_twice_is_refused(recipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")]
+    ("name", "nearest"),
+    [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")],
 )
 def test_misspelt_field_gets_a_suggestion(recipe, name, nearest):
     dashes = name.replace("_", "-")
@@ -212,7 +238,10 @@ def test_abbreviated_field_is_refused():
         ("bidirectional: perhaps", "argument --bidirectional: Truthy value expected: got perhaps"),
         ("dropout: much", "argument --dropout: invalid float value: 'much'"),
         ("lr_scheduler_type: sideways", "sideways is not a valid SchedulerType"),
-        ("eval_strategy: sometimes", "argument --eval_strategy/--eval-strategy: invalid choice: 'sometimes'"),
+        (
+            "eval_strategy: sometimes",
+            "argument --eval_strategy/--eval-strategy: invalid choice: 'sometimes'",
+        ),
         ("max_steps: [1, 2]", "arguments are not used by the HfArgumentParser: ['2']"),
     ],
 )
@@ -263,7 +292,9 @@ def own_fields():
 
 
 def test_model_fields_are_those_of_the_configuration():
-    fields = {field.name: field for field in dataclasses.fields(ModelArguments) if field.name != "preset"}
+    fields = {
+        field.name: field for field in dataclasses.fields(ModelArguments) if field.name != "preset"
+    }
     hints = get_type_hints(ModelArguments)
     assert fields.keys() == own_fields().keys()
     for name, expected in own_fields().items():
@@ -271,12 +302,17 @@ def test_model_fields_are_those_of_the_configuration():
         kind = float if expected.type == float | int else expected.type
         assert hints[name] == kind | None, name
         assert fields[name].default is None
-        shown = expected.default is None or f"(default {expected.default})" in fields[name].metadata["help"]
+        shown = (
+            expected.default is None
+            or f"(default {expected.default})" in fields[name].metadata["help"]
+        )
         assert shown, name
 
 
 def test_preset_fields_can_be_overridden():
-    model_args, _, _ = parse_recipe(["--preset=C2", "--d_model=16", "--encoder_ffn_dim=16", "--output_dir=x"])
+    model_args, _, _ = parse_recipe(
+        ["--preset=C2", "--d_model=16", "--encoder_ffn_dim=16", "--output_dir=x"]
+    )
     tokenizer = train_tokenizer(["two two"] * 3, 262)
     config = fresh_model(model_args, (tokenizer, tokenizer)).config
     assert (config.encoder_layers, config.decoder_layers, config.d_model) == (2, 2, 16)

@@ -42,7 +42,9 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
     assert not sys.stderr.isatty()
     assert "0/2 [" not in errors
     lines = printed.splitlines()
-    (start,) = (number for number, line in enumerate(lines) if line.startswith("training on cpu: 2 updates"))
+    (start,) = (
+        number for number, line in enumerate(lines) if line.startswith("training on cpu: 2 updates")
+    )
     assert str(tmp_path / "run") in lines[start]
     assert "warmup_steps=9" in lines[start + 1]
     assert "precision: float32" in lines, "nobody set it"
@@ -53,7 +55,10 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
         r"^trained 2 updates in \d+ s$",
     ):
         assert re.search(expected, of_training, re.MULTILINE)
-    assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
+    assert [line.split("  ")[0] for line in lines if "  validation  " in line] == [
+        "update 1",
+        "update 2",
+    ]
     samples = re.findall(
         r"^  source       (.+)\n  reference    (.+)\n  translation  ?",
         printed,
@@ -74,8 +79,14 @@ def test_samples_are_texts_without_the_token_of_a_language():
     assert tokenizer.convert_ids_to_tokens(7) == "__de__"
     samples = SampleTranslations([{"source": "ach nein .", "target": "oh no ."}])
     predictions = np.array([[0, 7, 4, 5, 6, 2, -100]])
-    samples.taken_from(lambda _: {}, tokenizer)(EvalPrediction(predictions=predictions, label_ids=None))
-    assert [line.split(None, 1)[1] for line in samples.lines()] == ["ach nein .", "oh no .", "oh no ."]
+    samples.taken_from(lambda _: {}, tokenizer)(
+        EvalPrediction(predictions=predictions, label_ids=None)
+    )
+    assert [line.split(None, 1)[1] for line in samples.lines()] == [
+        "ach nein .",
+        "oh no .",
+        "oh no .",
+    ]
     assert samples.lines() == []
 
 
@@ -101,7 +112,10 @@ def test_entries_of_the_log_are_one_line() -> None:
     more = {"skipped_updates": 2, "minutes_left": 0.99, "epoch": 1}
     assert log_line(logs | more, STATE) == f"{line}  2 updates skipped  59 s left"
     endless = SimpleNamespace(global_step=3000, max_steps=-1)
-    assert log_line({"loss": 2, "minutes_left": 1}, endless) == "update 3,000  loss 2.000  1.0 min left"
+    assert (
+        log_line({"loss": 2, "minutes_left": 1}, endless)
+        == "update 3,000  loss 2.000  1.0 min left"
+    )
     assert log_line({"train_runtime": 3}, endless) == ""
 
 
@@ -118,7 +132,9 @@ def test_scores_of_the_log_are_one_line() -> None:
         "eval_samples": 9,
     }
     line = log_line(scores, STATE)
-    assert line.startswith("update 3,000  validation  loss 1.000  BLEU 20.12  chrF 40.00  exact match 5.5 %  3.0 s  ")
+    assert line.startswith(
+        "update 3,000  validation  loss 1.000  BLEU 20.12  chrF 40.00  exact match 5.5 %  3.0 s  "
+    )
     assert "de 30.00" in line
     assert "own 7.00" in line
     assert "samples" not in line
@@ -144,7 +160,9 @@ def test_samples_are_other_sentences_and_short() -> None:
         shown = []
         for _ in range(5):
             compute(EvalPrediction(predictions=np.full((8, 2), 4), label_ids=None))
-            shown += [line.split(None, 1)[1] for line in samples.lines() if line.startswith("  source ")]
+            shown += [
+                line.split(None, 1)[1] for line in samples.lines() if line.startswith("  source ")
+            ]
         expected = [texts[(chosen or range(8))[place]] for place in places]
         assert shown == [text if len(text) == 150 else f"{text[:147]}..." for text in expected]
         compute(EvalPrediction(predictions=[], label_ids=None))

@@ -181,7 +181,12 @@ RESUME = {"max_steps": 3, "resume_from_checkpoint": True}
 
 
 def train(folder, **values):
-    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "warmup_steps": 2}
+    settings = {
+        "per_device_train_batch_size": 2,
+        "max_steps": 2,
+        "save_steps": 1,
+        "warmup_steps": 2,
+    }
     return run_tiny(folder, **settings | values)
 
 
@@ -297,7 +302,9 @@ def test_stream_by_pairs_resumes_within_a_later_pass(whole_stream, tmp_path, ste
     assert torch.equal(flat(resumed.model), expected)
 
 
-@pytest.mark.parametrize("settings", [TOKENS, {"per_device_train_batch_size": 8}], ids=["tokens", "pairs"])
+@pytest.mark.parametrize(
+    "settings", [TOKENS, {"per_device_train_batch_size": 8}], ids=["tokens", "pairs"]
+)
 def test_finished_run_is_not_trained_further(tmp_path, capsys, settings):
     settings = {**settings, "max_steps": 6}  # not at the end of an epoch
     weights = tmp_path / "checkpoint-6" / "model.safetensors"
@@ -320,7 +327,9 @@ def judged(folder, scores, steps=9, patience=2, **settings):
     class Judged(VanillaTransformerTrainer):
         def evaluate(self, *args, **kwargs):
             found = {"eval_score": scores[self.state.global_step - 1]}
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+            self.control = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, found
+            )
             return found
 
         def _validate_args(self):
@@ -419,7 +428,9 @@ def adapted(folder, alpha=8, **settings):
         lora_dropout=0.2,
     )
     model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
-    return by_tokens(folder, data=random_pairs(32), model=model, lr_scheduler_type="constant", **settings)
+    return by_tokens(
+        folder, data=random_pairs(32), model=model, lr_scheduler_type="constant", **settings
+    )
 
 
 def with_everything(folder, steps, resume=None):
@@ -448,14 +459,21 @@ def test_adapters_of_another_scale_are_refused(tmp_path):
 
 def test_lora_run_keeps_to_save_total_limit(tmp_path):
     adapted(tmp_path, steps=4, save_total_limit=2)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "lines"),
     [
         ({"simcut_alpha": 3.0}, {}, ["simcut_alpha was 3.0, is now 0.0"]),
-        ({"simcut_alpha": 3.0}, {"r_drop_alpha": 5.0}, ["simcut_alpha was 3.0", "r_drop_alpha was 0.0, is now 5.0"]),
+        (
+            {"simcut_alpha": 3.0},
+            {"r_drop_alpha": 5.0},
+            ["simcut_alpha was 3.0", "r_drop_alpha was 0.0, is now 5.0"],
+        ),
         ({"ema_decay": 0.9}, {"ema_decay": 0.5}, ["ema_decay was 0.9, is now 0.5"]),
         ({"ema_decay": 0.9}, {}, ["ema_decay was 0.9, is now 0.0"]),
         ({}, {"max_grad_norm": 5.0}, ["max_grad_norm was 1.0, is now 5.0"]),

@@ -86,7 +86,11 @@ def finished(tmp_path_factory, parallel):
         if name in runs:
             return runs[name]
         recipe = read_recipe(name)
-        data = {"numbers_size": 12, "max_eval_samples": 8} if "numbers_size" in recipe else dict(parallel)
+        data = (
+            {"numbers_size": 12, "max_eval_samples": 8}
+            if "numbers_size" in recipe
+            else dict(parallel)
+        )
         for field in ("model_name_or_path", "tokenizer_name"):
             if field in recipe:
                 data[field] = model_of(recipe[field])
@@ -121,11 +125,20 @@ def test_recipes_end_in_a_model_folder(finished, name, short_translations):
     assert not {file for file in files if file.startswith((".", "average"))}
     written = read_json(folder / "all_results.json")
     assert written == json.loads(json.dumps(results))
-    for metric in ("eval_bleu", "eval_loss", "test_bleu", "test_chrf", "test_exact_match", "train_loss"):
+    for metric in (
+        "eval_bleu",
+        "eval_loss",
+        "test_bleu",
+        "test_chrf",
+        "test_exact_match",
+        "train_loss",
+    ):
         assert isinstance(written[metric], float), metric
     signature = written["test_bleu_signature"].split("|")
     case = "lc" if recipe.get("bleu_lowercase") else "mixed"
-    assert {"BLEU", "nrefs:1", f"case:{case}", f"tok:{recipe.get('bleu_tokenize', '13a')}"} <= set(signature)
+    assert {"BLEU", "nrefs:1", f"case:{case}", f"tok:{recipe.get('bleu_tokenize', '13a')}"} <= set(
+        signature
+    )
     card = (folder / "README.md").read_text(encoding="utf-8")
     examples = written["test_examples"]
     assert len(examples) in (4, 5)
@@ -140,7 +153,9 @@ def test_recipes_end_in_a_model_folder(finished, name, short_translations):
     assert any("eval_bleu" in entry for entry in state["log_history"])
     generation = read_json(folder / "generation_config.json")
     assert "assistant_lookbehind" not in generation, "the trainer's defaults are saved"
-    assert generation.get("num_beams", 1) == recipe.get("test_num_beams", generation.get("num_beams", 1))
+    assert generation.get("num_beams", 1) == recipe.get(
+        "test_num_beams", generation.get("num_beams", 1)
+    )
     # the saved model has no length limit of an evaluation, nor the library's default of 20
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert 5 < model.config.trained_source_length < 256
@@ -245,8 +260,12 @@ def test_averages_without_validation_data_are_kept_and_said(training, tmp_path, 
         save_strategy="steps",
     )
     saved = load_file(tmp_path / "model.safetensors")
-    checkpoints = [load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2, 3)]
-    assert all(saved[name].equal(tensor) for name, tensor in checkpoints[-1].items()) is not bool(average)
+    checkpoints = [
+        load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in (1, 2, 3)
+    ]
+    assert all(saved[name].equal(tensor) for name, tensor in checkpoints[-1].items()) is not bool(
+        average
+    )
     assert ("no validation data" in capsys.readouterr().out) is bool(average)
     if "average_last" in average:
         for name, tensor in saved.items():
@@ -272,7 +291,9 @@ def test_files_of_a_run_have_the_mode_of_the_umask(training, tmp_path):
         (12, 7),
     ],
 )
-def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp_path, limit, saved):
+def test_length_limit_of_the_test_score_is_that_of_the_saved_model(
+    parallel, tmp_path, limit, saved
+):
     """A base model's limit becomes that of the run. Without one the paper's stays, and the test is scored with it."""
     base = tmp_path / "base"
     run = tmp_path / "run"

@@ -38,7 +38,10 @@ def test_long_evaluation_pairs_are_left_out_and_reported(tmp_path, capsys, long_
     results = train(tmp_path, long_side)
     printed = capsys.readouterr().out
     for split in ("validation", "test"):
-        assert f"{split}: left out 1 of 4 pairs: longer than max_eval_length=1024 tokens (line 3)" in printed
+        assert (
+            f"{split}: left out 1 of 4 pairs: longer than max_eval_length=1024 tokens (line 3)"
+            in printed
+        )
     stored = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert results["test_sentences"] == stored["test_sentences"] == 3
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")

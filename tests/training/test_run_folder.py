@@ -126,7 +126,11 @@ def test_second_run_in_a_folder_is_refused(holder, tmp_path, pairs):
     holder.kill()
     holder.wait()
     assert (tmp_path / "run" / LOCK).is_file()  # a dead process holds no lock
-    with one_run_at_a_time(tmp_path / "run"), pytest.raises(UserError), one_run_at_a_time(tmp_path / "run"):
+    with (
+        one_run_at_a_time(tmp_path / "run"),
+        pytest.raises(UserError),
+        one_run_at_a_time(tmp_path / "run"),
+    ):
         pass
     assert not (tmp_path / "run" / LOCK).exists()
 

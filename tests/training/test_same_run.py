@@ -18,7 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run.facts import names_digest
 from hf_vanilla_transformer.training.run.recipes import parse_recipe, training_parser
@@ -38,7 +41,15 @@ from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.system_info import versions
 from hf_vanilla_transformer.utils.user_code import import_function
 from tests.model_helpers import SMALL_SIZES, error_of, tiny_model
-from tests.trainer_helpers import SAVING, EntropyLoss, change_json, collate, run_tiny, trained, write_pairs
+from tests.trainer_helpers import (
+    SAVING,
+    EntropyLoss,
+    change_json,
+    collate,
+    run_tiny,
+    trained,
+    write_pairs,
+)
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
@@ -112,7 +123,9 @@ class Runs:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.text = write_pairs(folder / "text", PAIRS) | write_pairs(folder / "text", PAIRS[:3], "validation")
+        self.text = write_pairs(folder / "text", PAIRS) | write_pairs(
+            folder / "text", PAIRS[:3], "validation"
+        )
         self.others = write_pairs(folder / "others", OTHERS, "train", "validation", "test")
         self.base = self._model("base", 0.0)
         self.other_base = self._model("other_base", 1.0)
@@ -185,10 +198,16 @@ RESUME = {"max_steps": 3, "resume_from_checkpoint": True}
 
 def train(folder: Path, flags: dict[str, Any], **changed: Any) -> str:
     """Train and return what is printed."""
-    fields = {"vocab_size": 280, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1} | flags | changed
+    fields = (
+        {"vocab_size": 280, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+        | flags
+        | changed
+    )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        run_tiny(folder, **{name: "null" if value is None else value for name, value in fields.items()})
+        run_tiny(
+            folder, **{name: "null" if value is None else value for name, value in fields.items()}
+        )
     return printed.getvalue()
 
 
@@ -289,7 +308,9 @@ def changed_value(name: str, runs: Runs, now: Any) -> Any:
 DEFAULTS = {name: getattr(VanillaTransformerConfig(), name, None) for name in MODEL_ARGUMENTS}
 #: The run in which a change of the argument has an effect. Others are tried with fresh weights and batches of pairs.
 KIND = {
-    **dict.fromkeys(("directions", "language_token", "add_languages", "sampling_temperature"), "many"),
+    **dict.fromkeys(
+        ("directions", "language_token", "add_languages", "sampling_temperature"), "many"
+    ),
     **dict.fromkeys(("source_column", "target_column"), "many"),
     **dict.fromkeys(("lora_r", "model_name_or_path", "trust_remote_code"), "lora"),
     **dict.fromkeys(("max_tokens_per_batch", "pack", "tokens_per_update"), "tokens"),
@@ -325,12 +346,16 @@ def same_weights(runs: Runs, kind: str, folder: Path) -> bool:
     """Whether the weights are those of the run that was resumed without a change."""
     expected = runs.weights[kind]
     actual = weights_of(folder)
-    return expected.keys() == actual.keys() and all(expected[name].equal(actual[name]) for name in expected)
+    return expected.keys() == actual.keys() and all(
+        expected[name].equal(actual[name]) for name in expected
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ACTIONS))
-def test_changed_argument_is_refused_printed_or_irrelevant(name: str, runs: Runs, tmp_path: Path) -> None:
+def test_changed_argument_is_refused_printed_or_irrelevant(
+    name: str, runs: Runs, tmp_path: Path
+) -> None:
     if name in NOT_TRIED:
         pytest.skip(NOT_TRIED[name])
     kind = KIND.get(name, "fresh")
@@ -353,7 +378,15 @@ def test_changed_argument_is_refused_printed_or_irrelevant(name: str, runs: Runs
 
 
 def test_groups_name_arguments_and_none_twice() -> None:
-    groups = (OPTIMIZATION, SELECTION, PLAN, OBJECTIVE, COMPARED_AS, IRRELEVANT, COMPARED_BY_CONTENT)
+    groups = (
+        OPTIMIZATION,
+        SELECTION,
+        PLAN,
+        OBJECTIVE,
+        COMPARED_AS,
+        IRRELEVANT,
+        COMPARED_BY_CONTENT,
+    )
     named = [name for names in groups for name in names]
     assert set(named) - ACTIONS.keys() == set()
     assert len(named) == len(set(named))
@@ -382,7 +415,9 @@ def test_every_argument_is_kept_or_known_elsewhere(runs: Runs) -> None:
         ("fresh", {"metric_for_best_model": "bleu", "greater_is_better": True}),
     ],
 )
-def test_change_of_the_function_is_refused(runs: Runs, tmp_path: Path, kind: str, changed: dict[str, Any]) -> None:
+def test_change_of_the_function_is_refused(
+    runs: Runs, tmp_path: Path, kind: str, changed: dict[str, Any]
+) -> None:
     if "lora_r" in changed:
         pytest.importorskip("peft", reason="needs PEFT")
     found, message = outcome(runs, kind, tmp_path / "run", changed)
@@ -437,8 +472,12 @@ def test_config_that_was_edited_is_refused(runs: Runs, tmp_path: Path) -> None:
 SETTINGS = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
-@pytest.mark.parametrize(("damage", "name"), [("cut", "model.safetensors"), *product(["cut", "removed"], SETTINGS)])
-def test_checkpoint_that_was_partly_copied_is_refused(damage: str, name: str, runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "name"), [("cut", "model.safetensors"), *product(["cut", "removed"], SETTINGS)]
+)
+def test_checkpoint_that_was_partly_copied_is_refused(
+    damage: str, name: str, runs: Runs, tmp_path: Path
+) -> None:
     folder = runs.copy("tuned", tmp_path / "run")
     file = folder / "checkpoint-2" / name
     if damage == "cut":
@@ -457,7 +496,9 @@ def test_model_of_another_function_is_refused_by_the_trainer_alone(tmp_path: Pat
     assert re.match("layer_norm_eps: 0.1, but .* was trained with 1e-05: ", message)
 
 
-def test_trainer_with_another_loss_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_trainer_with_another_loss_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     trained(tmp_path, max_steps=1, kind=EntropyLoss, **SAVING)
     capsys.readouterr()
     trained(tmp_path, resume=True, max_steps=2, **SAVING)
@@ -466,13 +507,19 @@ def test_trainer_with_another_loss_is_printed(tmp_path: Path, capsys: pytest.Cap
     assert "trainer was tests.trainer_helpers:EntropyLoss, is now " in printed
 
 
-def test_other_versions_are_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_printed(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = runs.copy("fresh", tmp_path / "run")
-    monkeypatch.setattr(resumable_trainer, "versions", lambda *names: versions(*names) | {"torch": "1.0"})
+    monkeypatch.setattr(
+        resumable_trainer, "versions", lambda *names: versions(*names) | {"torch": "1.0"}
+    )
     assert changes(runs.resume("fresh", folder)) == ["version of torch"]
 
 
-def test_code_of_the_named_files_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_the_named_files_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "spelling_parts.py").write_text("def twice(text):\n    return text + text\n")
     file = tmp_path / "spelling.py"
     file.write_text("from spelling_parts import twice\n")
@@ -500,7 +547,9 @@ def test_code_of_a_loss_and_a_collator_is_printed(
 
     monkeypatch.syspath_prepend(tmp_path)
     loss = own("loss_part", lambda outputs, labels, num_items_in_batch: outputs.logits.mean())
-    batch = own("batch_part", lambda rows: collate(rows) | {"decoder_input_ids": collate(rows)["input_ids"]})
+    batch = own(
+        "batch_part", lambda rows: collate(rows) | {"decoder_input_ids": collate(rows)["input_ids"]}
+    )
     settings = {"compute_loss_func": loss, "data_collator": batch, **SAVING}
     trained(tmp_path / "run", max_steps=1, **settings)
     for name in ("loss_part", "batch_part"):
@@ -508,7 +557,10 @@ def test_code_of_a_loss_and_a_collator_is_printed(
             file.write("# another version\n")
     capsys.readouterr()
     trained(tmp_path / "run", resume=True, max_steps=2, **settings)
-    assert changes(capsys.readouterr().out) == ["code of compute_loss_func", "code of data_collator"]
+    assert changes(capsys.readouterr().out) == [
+        "code of compute_loss_func",
+        "code of data_collator",
+    ]
 
 
 def test_folder_of_a_metric_is_compared(tmp_path: Path) -> None:
@@ -521,7 +573,9 @@ def test_folder_of_a_metric_is_compared(tmp_path: Path) -> None:
     assert names_digest(["bleu", "chrf"]) is None
 
 
-def test_code_of_functions_is_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_functions_is_printed(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "folding.py"
     file.write_text("def folded(text):\n    return text.casefold()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -581,7 +635,9 @@ def test_former_setting_of_the_function_is_refused(
 ) -> None:
     folder = recorded(runs, tmp_path, **{group: {name: value}})
     message = refusal(folder, runs.flags["fresh"])
-    assert re.match(f"{name}: .*checkpoint-2 was trained with {value}, and this run has no", message)
+    assert re.match(
+        f"{name}: .*checkpoint-2 was trained with {value}, and this run has no", message
+    )
     assert not (folder / "checkpoint-3").exists()
 
 
@@ -595,7 +651,9 @@ def test_former_settings_are_printed_in_one_line(runs: Runs, tmp_path: Path) -> 
     )
     printed = runs.resume("fresh", folder, ignore_data_skip=True)
     lines = [line for line in printed.splitlines() if line.startswith("resuming without")]
-    assert lines == ["resuming without old_alpha=3.0, backend=auto, bpe_dropout=0.1: this run has no such setting"]
+    assert lines == [
+        "resuming without old_alpha=3.0, backend=auto, bpe_dropout=0.1: this run has no such setting"
+    ]
 
 
 def test_former_setting_that_was_off_changes_nothing(runs: Runs, tmp_path: Path) -> None:
@@ -609,7 +667,9 @@ def test_former_setting_that_was_off_changes_nothing(runs: Runs, tmp_path: Path)
     assert same_weights(runs, "fresh", folder)
 
 
-def test_run_that_is_given_its_tokenizer_on_resume_has_no_former_setting(runs: Runs, tmp_path: Path) -> None:
+def test_run_that_is_given_its_tokenizer_on_resume_has_no_former_setting(
+    runs: Runs, tmp_path: Path
+) -> None:
     folder = runs.copy("fresh", tmp_path / "run")
     printed = runs.resume("fresh", folder, tokenizer_name=folder / "checkpoint-2", vocab_size=None)
     assert "resuming without" not in printed

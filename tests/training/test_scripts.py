@@ -51,8 +51,13 @@ def test_default_run_is_scored_by_its_languages_bleu(
     references = tokenizer.batch_decode(labels, skip_special_tokens=True)
     hypotheses = [references[-1], *references[:-1]]
     name = fitting_tokenizer(references)
-    assert name in (tokenizer_of_language, "char")  # without MeCab characters stand for Japanese words
-    own, western = (BLEU(tokenize=each).corpus_score(hypotheses, [references]).score for each in (name, "13a"))
+    assert name in (
+        tokenizer_of_language,
+        "char",
+    )  # without MeCab characters stand for Japanese words
+    own, western = (
+        BLEU(tokenize=each).corpus_score(hypotheses, [references]).score for each in (name, "13a")
+    )
     assert results["eval_bleu"] == pytest.approx(own)
     assert own > western + 1
 

@@ -80,7 +80,9 @@ def test_killed_seeds_end_in_the_same_table(train, tmp_path):
 
     status, _, errors = train(whole, "--max_steps", "3")
     assert status == 2
-    assert re.match(r"error: max_steps: 3, but the runs in .* have 2: name a new output_dir", errors)
+    assert re.match(
+        r"error: max_steps: 3, but the runs in .* have 2: name a new output_dir", errors
+    )
 
 
 @pytest.mark.parametrize("seeds", ["1", "1 1"])
@@ -106,6 +108,10 @@ def test_table_has_test_scores_and_those_of_validation_without_a_test():
     second = first | {"test_exact_match": 52.0}
     scores = scores_of_seeds({3: first, 5: second}, ["mine:f"])
     assert list(scores) == ["test_exact_match", "test_mine:f"]
-    assert scores["test_exact_match"] == {"mean": 51, "deviation": 2**0.5, "seeds": {"3": 50.0, "5": 52.0}}
+    assert scores["test_exact_match"] == {
+        "mean": 51,
+        "deviation": 2**0.5,
+        "seeds": {"3": 50.0, "5": 52.0},
+    }
     without_test = {"eval_exact_match": 3.0}
     assert list(scores_of_seeds({1: without_test, 2: without_test})) == ["eval_exact_match"]

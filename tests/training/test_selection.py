@@ -22,7 +22,9 @@ def run_arguments(*flags):
 
 def test_explicit_score_that_is_not_measured_is_refused():
     args = run_arguments(*SELECTS, "--metric_for_best_model", "bleu")
-    with pytest.raises(UserError, match=r"metric_for_best_model: 'bleu' is not measured; choose among ter, "):
+    with pytest.raises(
+        UserError, match=r"metric_for_best_model: 'bleu' is not measured; choose among ter, "
+    ):
         check_selection(args, ["ter", "exact_match"])
 
 
@@ -86,7 +88,9 @@ def test_direction_of_each_score(metric, greater):
     assert args.greater_is_better is greater
 
 
-@pytest.mark.parametrize("metric", ["mine:better", "rouge_filter", "my_error", "hinge_loss", "eval_accuracy"])
+@pytest.mark.parametrize(
+    "metric", ["mine:better", "rouge_filter", "my_error", "hinge_loss", "eval_accuracy"]
+)
 def test_direction_of_an_own_score_is_given(metric):
     """No part of its name tells whether more of it is better, so that the worst weights could be kept."""
     flags = [*SELECTS, "--metric_for_best_model", metric]
@@ -102,5 +106,7 @@ def test_own_score_that_would_select_by_default_is_refused():
 
 def test_scores_of_lists_are_refused_before_training():
     _, data_args, _ = parse_recipe([*EPOCHS, "--metrics", "exact_match", "top_k"])
-    with pytest.raises(UserError, match="^metrics: top_k scores n-best lists, .*evaluate --n_best$"):
+    with pytest.raises(
+        UserError, match="^metrics: top_k scores n-best lists, .*evaluate --n_best$"
+    ):
         score_options(data_args, PreTrainedTokenizerBase())

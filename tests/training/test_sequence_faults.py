@@ -36,7 +36,9 @@ def symbols_of(pairs: list[tuple[str, str]], tokens: str) -> Any:
     return train_symbol_tokenizer([(text, 1) for pair in pairs for text in pair], tokens)
 
 
-def test_empty_and_long_pairs_are_counted_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_empty_and_long_pairs_are_counted_with_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     longest = [("C" * 10_000, "C"), ("C", "N" * 10_000), ("C" * 511, "O" * 511)]
     pairs = [*PAIRS, ("CCO", ""), ("", "C"), *longest]
     limits = {"max_source_length": 512, "max_target_length": 512}
@@ -65,16 +67,22 @@ def test_tabs_inside_are_symbols_of_plain_text(tmp_path: Path) -> None:
 
 def test_text_that_is_no_token_is_an_error_of_training(tmp_path: Path) -> None:
     message = error_of(run, tmp_path, [*PAIRS, ("CC日O", "C")], tokens="smiles")
-    assert re.search("line 13: .* has '日' at character 3, which is no token of tokens=smiles", message)
+    assert re.search(
+        "line 13: .* has '日' at character 3, which is no token of tokens=smiles", message
+    )
 
 
-def test_unknown_symbols_of_validation_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unknown_symbols_of_validation_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     table = tmp_path / "valid.tsv"
     table.write_text("source\ttarget\nCCO\tCC\nCCP\tCC\nCC\tBr\n", encoding="utf-8")
     results = run(tmp_path, PAIRS, validation=table, tokens="smiles")
     assert results["eval_sentences"] == 3
     printed = capsys.readouterr().out
-    assert "validation: 2 of 3 pairs have symbols that the training text lacks (lines 3, 4)" in printed
+    assert (
+        "validation: 2 of 3 pairs have symbols that the training text lacks (lines 3, 4)" in printed
+    )
 
 
 def test_normaliser_that_always_fails_is_refused_before_training(own_modules: Path) -> None:

@@ -79,7 +79,9 @@ def test_sequence_recipes_train(name, tmp_path, capsys, python):
     assert "  prediction " in printed
     assert "vanilla-transformer predict --model ." in card
     assert WORDS_OF_LANGUAGES.findall(printed + card) == []
-    typed, predict = re.search(r"^printf '%s\\n' (.*) \| vanilla-transformer (.*)$", card, re.M).groups()
+    typed, predict = re.search(
+        r"^printf '%s\\n' (.*) \| vanilla-transformer (.*)$", card, re.M
+    ).groups()
     arguments = ["-m", "vanilla_transformer_cli", *shlex.split(predict)]
     pipe = python.run(
         arguments,

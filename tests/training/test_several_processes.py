@@ -82,7 +82,10 @@ def test_graph_is_not_split_at_the_buckets_of_gradients(several):
 def test_ranks_learn_of_a_stop_at_the_same_update(several):
     """One call later, so that no device is waited for."""
     results, _, _ = several
-    assert results["agreements"] == [[([False], None), ([True], signal.SIGTERM)]] * results["processes"]
+    assert (
+        results["agreements"]
+        == [[([False], None), ([True], signal.SIGTERM)]] * results["processes"]
+    )
 
 
 def test_ranks_stop_together_at_a_gradient_that_is_not_finite(several):
@@ -127,15 +130,27 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
         *recipe,
         str(tmp_path / "two"),
     )
-    one, two = (json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two"))
-    for name in ("eval_bleu", "eval_chrf", "test_chrf", "test_sentences", "averaged_checkpoints", "train_updates"):
+    one, two = (
+        json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two")
+    )
+    for name in (
+        "eval_bleu",
+        "eval_chrf",
+        "test_chrf",
+        "test_sentences",
+        "averaged_checkpoints",
+        "train_updates",
+    ):
         assert two[name] == pytest.approx(one[name], rel=1e-6), name
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-3)
     assert_same_model(tmp_path / "one", tmp_path / "two", rtol=1e-5, atol=1e-6)
     for line in ("model: ", "trained 4 updates", "test: BLEU", "model card: "):
         assert together.stdout.count(line) == 1, line
     assert len(re.findall(r"^update \d+ of \d+  loss ", together.stdout, re.M)) == 4
-    assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
+    assert [path.name for path in complete_checkpoints(tmp_path / "two")] == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
     states = {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}
     launch(

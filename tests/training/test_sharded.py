@@ -54,7 +54,10 @@ def test_sharded_run_resumes_exactly(sharded, kind):
     _, weights = results[kind]
     _, resumed = results[kind, "resumed"]
     torch.testing.assert_close(resumed, weights, rtol=0, atol=0)
-    assert [path.name for path in complete_checkpoints(folder / kind)] == ["checkpoint-2", "checkpoint-4"]
+    assert [path.name for path in complete_checkpoints(folder / kind)] == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
 
 
 def test_full_state_dict_checkpoint_loads_unsharded(sharded, tmp_path):

@@ -48,7 +48,9 @@ def default_handlers():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     for number, handler in before.items():
-        assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL), "not restored"
+        assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL), (
+            "not restored"
+        )
         signal.signal(number, handler)
 
 
@@ -100,7 +102,9 @@ def interrupted(name, send_at, number=signal.SIGTERM):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, capfd, number):
     run = tmp_path / "run"
-    with interrupted("training_step", lambda trainer: trainer.state.global_step == 1, number) as raised:
+    with interrupted(
+        "training_step", lambda trainer: trainer.state.global_step == 1, number
+    ) as raised:
         train(run)
     assert raised.value.status == 128 + number
     assert re.search(f"step 2; {run}/checkpoint-2 .*resume", str(raised.value))
@@ -120,7 +124,9 @@ def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, capfd, number):
         pytest.param("epoch", [5, 10], marks=pytest.mark.slow),
     ],
 )
-def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, strategy, expected):
+def test_interrupted_evaluation_is_made_first_by_the_resumed_run(
+    train, tmp_path, strategy, expected
+):
     settings = {"eval_strategy": strategy, "eval_steps": 2, "save_strategy": "no", "max_steps": 10}
     first = expected[0]
 
@@ -254,7 +260,11 @@ def interrupt(repository, folder, number, launcher, **values):
         launcher: the command before `-m vanilla_transformer_cli`.
     """
     flags = as_flags({**FLAGS, "max_steps": 1_000_000, "output_dir": folder, **values})
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(repository),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     process = subprocess.Popen(
         [*launcher, "-m", "vanilla_transformer_cli", "train", *flags],
         start_new_session=True,
@@ -289,7 +299,9 @@ def test_workers_of_the_data_loader_survive_a_signal_to_all_processes(repository
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_two_processes_stop_at_the_same_update_with_one_message(repository, tmp_path, pairs, number):
+def test_two_processes_stop_at_the_same_update_with_one_message(
+    repository, tmp_path, pairs, number
+):
     _, printed, errors = interrupt(
         repository,
         tmp_path,

@@ -78,7 +78,11 @@ def test_fine_tuning_takes_the_task_of_its_base_model(
     flags: dict[str, Any],
 ) -> None:
     results = run(tmp_path / "run", model_name_or_path=str(base), **splits, **flags)
-    assert {"test_exact_match", "eval_token_error_rate", "before_test_exact_match"} <= results.keys()
+    assert {
+        "test_exact_match",
+        "eval_token_error_rate",
+        "before_test_exact_match",
+    } <= results.keys()
     assert not [name for name in results if "bleu" in name or "chrf" in name]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     printed = "".join(capsys.readouterr())
@@ -112,7 +116,9 @@ def test_tokens_of_a_base_model_cannot_change(
 
 
 @pytest.mark.parametrize("task", ["sequence", None])
-def test_loaded_tokenizers_have_the_task_of_the_run(splits: dict[str, Any], tmp_path: Path, task: str | None) -> None:
+def test_loaded_tokenizers_have_the_task_of_the_run(
+    splits: dict[str, Any], tmp_path: Path, task: str | None
+) -> None:
     texts = [text for pair in RINGS for text in pair]
     save_tokenizers(tmp_path / "tokenizer", train_tokenizer(texts, 300))
     flags = {"tokenizer_name": str(tmp_path / "tokenizer"), **SMALL_SIZES, **splits}
@@ -125,7 +131,9 @@ def test_loaded_tokenizers_have_the_task_of_the_run(splits: dict[str, Any], tmp_
     assert tokenizer.init_kwargs["normalize_source"] is (task is None)
 
 
-def test_molecules_that_differ_in_case_are_different(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_molecules_that_differ_in_case_are_different(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     table = write_rows(tmp_path / "train.tsv", RINGS[:1])
     other = write_rows(tmp_path / "valid.tsv", RINGS[1:])
     load_corpus(*arguments(train=table, validation=other, tokens="smiles"))
@@ -154,7 +162,9 @@ def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
     assert "keeps capitals" in error_of(match_case, (kept, kept), data_args)
 
 
-@pytest.mark.parametrize("tokens", [{"source_tokens": "chars", "target_tokens": "words"}, {"tokens": "bpe"}])
+@pytest.mark.parametrize(
+    "tokens", [{"source_tokens": "chars", "target_tokens": "words"}, {"tokens": "bpe"}]
+)
 def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str]) -> None:
     table = write_rows(tmp_path / "words.tsv", [("cat", "K AE T"), ("dog", "D AO G")])
     data_args, seed = arguments(train=table, source_lowercase="true", **tokens)
@@ -172,6 +182,8 @@ def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str])
     assert "source_lowercase" in error_of(load_corpus, data_args, seed)
 
 
-def test_perturbations_of_text_are_refused_for_molecules(splits: dict[str, Any], tmp_path: Path) -> None:
+def test_perturbations_of_text_are_refused_for_molecules(
+    splits: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="augment: upper=0.5: .*rewrite"):
         run(tmp_path / "run", **splits, tokens="smiles", augment="upper=0.5")

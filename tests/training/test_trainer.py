@@ -39,7 +39,20 @@ from tests.trainer_helpers import (
     trained,
 )
 
-WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
+WORDS = [
+    "eins",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+]
 BOTH_TRAINERS = (VanillaTransformerTrainer, Seq2SeqTrainer)
 
 
@@ -94,7 +107,9 @@ def by_tokens(folder, max_tokens):
         (22, range(14, 19)),
     ],
 )
-def test_update_of_1_4_or_16_batches_equals_that_of_seq2seq_trainer(tmp_path, theirs, max_tokens, batches):
+def test_update_of_1_4_or_16_batches_equals_that_of_seq2seq_trainer(
+    tmp_path, theirs, max_tokens, batches
+):
     made = by_tokens(tmp_path, max_tokens)
     assert len(made._updates.batches(0)) in batches
     assert_update_is_theirs(made, theirs)
@@ -404,7 +419,9 @@ def test_evaluation_computes_no_logits_that_are_dropped(tmp_path, monkeypatch, g
     model = tiny_model(label_smoothing=0.1)
     with torch.no_grad():
         expected = model(**collate(PAIRS)).loss.item()
-    monkeypatch.setattr("hf_vanilla_transformer.loss_vanilla_transformer.translation_loss", None)  # of logits
+    monkeypatch.setattr(
+        "hf_vanilla_transformer.loss_vanilla_transformer.translation_loss", None
+    )  # of logits
     made = evaluated(tmp_path, model, generates=generates)
     assert made.evaluate(PAIRS, max_new_tokens=3)["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -449,7 +466,8 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     """Tokens (B, T), or logits (B, T, V)."""
     model = tiny_model()
     actual, expected = (
-        predict(evaluated(tmp_path, model, kind, generates), generates).predictions for kind in BOTH_TRAINERS
+        predict(evaluated(tmp_path, model, kind, generates), generates).predictions
+        for kind in BOTH_TRAINERS
     )
     if not generates:
         actual = actual[0]
@@ -476,7 +494,9 @@ def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training
 
 @generating
 @pytest.mark.parametrize("loss_only", [True, False])
-def test_evaluation_loss_of_label_smoothing_factor_is_that_of_seq2seq_trainer(tmp_path, generates, loss_only):
+def test_evaluation_loss_of_label_smoothing_factor_is_that_of_seq2seq_trainer(
+    tmp_path, generates, loss_only
+):
     model = tiny_model()
 
     def collator(rows):
@@ -516,7 +536,9 @@ def uninterrupted(text, tmp_path_factory):
     def run(folder, resume=None):
         return trained(
             folder,
-            with_augmentation(encoded, tokenizer, augment=dict.fromkeys(PERTURBATIONS, 0.1), seed=1),
+            with_augmentation(
+                encoded, tokenizer, augment=dict.fromkeys(PERTURBATIONS, 0.1), seed=1
+            ),
             tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1),
             resume=resume,
             max_steps=13,
@@ -552,7 +574,12 @@ def test_resume_does_not_read_skipped_data(tmp_path):
             return rows[row]
 
     rows = random_pairs(200)
-    settings = {"max_tokens_per_batch": 40, "max_steps": 20, "save_strategy": "steps", "save_steps": 19}
+    settings = {
+        "max_tokens_per_batch": 40,
+        "max_steps": 20,
+        "save_strategy": "steps",
+        "save_steps": 19,
+    }
     trained(tmp_path, Counted(), **settings)
     data = Counted()
     made = make_trainer(tmp_path / "resumed", data, **settings)
@@ -606,7 +633,9 @@ def test_save_total_limit_keeps_the_best_checkpoint(tmp_path, monkeypatch):
             self.log(dict(scores))
             return scores
 
-    monkeypatch.setattr(VanillaTransformerTrainer, "_validate_args", lambda self: None)  # there is no evaluation data
+    monkeypatch.setattr(
+        VanillaTransformerTrainer, "_validate_args", lambda self: None
+    )  # there is no evaluation data
     made = trained(
         tmp_path,
         kind=Judged,

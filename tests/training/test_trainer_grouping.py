@@ -131,11 +131,15 @@ def test_rows_that_are_no_pairs_are_grouped_as_in_transformers(tmp_path, labels)
     """Those of a classifier, for example, or of a collator that makes the labels."""
     made = trainer(tmp_path)
     columns = {"input_ids": [[5, 2], [6, 7, 2], [2], [8, 2]], "labels": labels}
-    made.train_dataset = Dataset.from_dict({name: column for name, column in columns.items() if column})
+    made.train_dataset = Dataset.from_dict(
+        {name: column for name, column in columns.items() if column}
+    )
     assert isinstance(made._get_train_sampler(), SourceLengthSampler)
 
 
-@pytest.mark.parametrize("columns", [{"text": ["a", "b"]}, {"input_ids": [[5, 2], [2]], "labels": [0, 1]}])
+@pytest.mark.parametrize(
+    "columns", [{"text": ["a", "b"]}, {"input_ids": [[5, 2], [2]], "labels": [0, 1]}]
+)
 def test_token_batches_of_rows_that_are_no_pairs_are_refused(tmp_path, columns):
     settings = {"max_tokens_per_batch": 40, "remove_unused_columns": False}
     made = make_trainer(tmp_path, Dataset.from_dict(columns), **settings)

@@ -47,11 +47,17 @@ def random_deaths(hosts: str, seed: int) -> list[str]:
     rng = random.Random(seed)
     steps = {"evaluate": [2, 4, 6, 8], "save": [2, 4, 6, 8], "update": [1, 2, 3, 4, 5, 6, 7]}
     order = list(steps)
-    chosen = [(step, phase) for phase in reversed(order) for step in rng.sample(steps[phase], max(DEATHS, 1))]
+    chosen = [
+        (step, phase)
+        for phase in reversed(order)
+        for step in rng.sample(steps[phase], max(DEATHS, 1))
+    ]
     if not DEATHS:
         chosen = [chosen[seed - 1]]  # a save for the first run, an update for the second
     chosen.sort(key=lambda death: (death[0], order.index(death[1])))
-    return [f"{rng.choice(hosts)}:{phase}:{step}:{rng.uniform(0, 0.05):.3f}" for step, phase in chosen]
+    return [
+        f"{rng.choice(hosts)}:{phase}:{step}:{rng.uniform(0, 0.05):.3f}" for step, phase in chosen
+    ]
 
 
 def ip(*arguments: str) -> None:
@@ -143,10 +149,14 @@ class Cluster:
             "HF_HUB_OFFLINE": "1",
         }
         with open(self.folder / f"log_{host}", "ab") as log:
-            return subprocess.Popen(command, env=os.environ | variables | environment, stdout=log, stderr=log)
+            return subprocess.Popen(
+                command, env=os.environ | variables | environment, stdout=log, stderr=log
+            )
 
     def log(self) -> str:
-        return "\n".join((self.folder / f"log_{host}").read_text(errors="replace") for host in HOSTS)
+        return "\n".join(
+            (self.folder / f"log_{host}").read_text(errors="replace") for host in HOSTS
+        )
 
     def finish(self, *processes: subprocess.Popen) -> list[int]:
         try:
@@ -209,7 +219,10 @@ def test_run_goes_on_without_a_lost_host(
         ({"GLOO_SOCKET_IFNAME": "none0"}, "GLOO_SOCKET_IFNAME.*none0"),
         ({"OTHER_VERSION": "9.9"}, r"versions.*9\.9"),
         ({"FULL_DISK": "start"}, rf"{socket.gethostname()}: /.*(no space|allowed size)"),
-        ({"FULL_DISK": "update"}, rf"{socket.gethostname()}: /.*(no space|allowed size).*training stopped"),
+        (
+            {"FULL_DISK": "update"},
+            rf"{socket.gethostname()}: /.*(no space|allowed size).*training stopped",
+        ),
     ],
 )
 def test_host_that_differs_is_named_in_one_line(
@@ -225,5 +238,7 @@ def test_host_that_differs_is_named_in_one_line(
     a.wait()
     assert re.search(f"^error: .*{words}", cluster.log(), re.M), cluster.log()
     for host in HOSTS:
-        before, error, _ = (tmp_path / f"log_{host}").read_text(errors="replace").partition("error: ")
+        before, error, _ = (
+            (tmp_path / f"log_{host}").read_text(errors="replace").partition("error: ")
+        )
         assert not error or "Traceback" not in before

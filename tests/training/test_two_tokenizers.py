@@ -208,7 +208,9 @@ def test_own_tokens_of_an_adapted_tokenizer_are_kept():
     assert shared.config.decoder_eos_token_id is None
 
 
-@pytest.mark.parametrize("make_model", [tiny_model, lambda: tiny_marian(10)], ids=["shared", "marian"])
+@pytest.mark.parametrize(
+    "make_model", [tiny_model, lambda: tiny_marian(10)], ids=["shared", "marian"]
+)
 def test_model_with_one_set_of_special_tokens_is_refused(pair, make_model, tmp_path):
     model = make_model()
     source, target = pair
@@ -257,6 +259,10 @@ def test_resumed_run_is_bit_identical_with_everything_on(pair, tmp_path):
         **flags,
         resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2",
     )
-    for name in ("model.safetensors", "checkpoint-4/model.safetensors", "checkpoint-4/ema.safetensors"):
+    for name in (
+        "model.safetensors",
+        "checkpoint-4/model.safetensors",
+        "checkpoint-4/ema.safetensors",
+    ):
         whole = load_file(tmp_path / "whole" / name)
         torch.testing.assert_close(load_file(tmp_path / "new" / name), whole, rtol=0, atol=0)

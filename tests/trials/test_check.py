@@ -11,7 +11,9 @@ from scripts.trials.public_plants import HARMLESS, PLANTS, plant
 from scripts.trials.public_transformers import IMPLEMENTATIONS, Cut, Edit, Implementation
 from tests.conftest import REPOSITORY
 
-OWN = Implementation("own/styles", "HEAD", "from styles import Transformer as Mine\n", ("styles.py",), "tests/check")
+OWN = Implementation(
+    "own/styles", "HEAD", "from styles import Transformer as Mine\n", ("styles.py",), "tests/check"
+)
 
 
 def test_every_implementation_has_plants_of_its_own() -> None:
@@ -41,7 +43,9 @@ def test_definitions_are_cut_from_notebooks_and_pages(tmp_path: Path) -> None:
     notebook = {"cells": [{"cell_type": "code", "source": each} for each in cells]}
     (tmp_path / "a.ipynb").write_text(json.dumps(notebook))
     block = "```{.python .input}\n%%tab TAB\nclass C:\n    tab = 'TAB'\n```\n"
-    (tmp_path / "c.md").write_text("".join(block.replace("TAB", tab) for tab in ("mxnet", "pytorch")))
+    (tmp_path / "c.md").write_text(
+        "".join(block.replace("TAB", tab) for tab in ("mxnet", "pytorch"))
+    )
     implementation = Implementation(
         "own/own",
         "HEAD",
@@ -53,13 +57,21 @@ def test_definitions_are_cut_from_notebooks_and_pages(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "both.py").read_text()
     assert "class A" in text and "tab = 'pytorch'" in text and "def b" not in text
     with pytest.raises(ValueError, match="no 'missing'"):
-        public_transformers.write(implementation, tmp_path, tmp_path / "out", [Edit("both.py", "missing", "")])
+        public_transformers.write(
+            implementation, tmp_path, tmp_path / "out", [Edit("both.py", "missing", "")]
+        )
 
 
-@pytest.mark.parametrize(("text", "is_read"), [(None, False), ("another commit", False), ("size = 512", True)])
-def test_checkout_without_what_is_stated_is_left_out(tmp_path, capsys, monkeypatch, text, is_read) -> None:
+@pytest.mark.parametrize(
+    ("text", "is_read"), [(None, False), ("another commit", False), ("size = 512", True)]
+)
+def test_checkout_without_what_is_stated_is_left_out(
+    tmp_path, capsys, monkeypatch, text, is_read
+) -> None:
     port = Edit("model.py", "512", "32")
-    own = Implementation("own/own", "abc", "from model import Mine\n", files=("model.py",), ports=(port,))
+    own = Implementation(
+        "own/own", "abc", "from model import Mine\n", files=("model.py",), ports=(port,)
+    )
     monkeypatch.setitem(public_transformers.IMPLEMENTATIONS, "own", own)
     monkeypatch.setitem(public_plants.PLANTS, "own", ())
     monkeypatch.setattr(check, "answer_of", lambda _: {"error": "it was read"})
@@ -77,7 +89,13 @@ def test_checkout_without_what_is_stated_is_left_out(tmp_path, capsys, monkeypat
 def test_trial_tells_found_and_missed_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     right = plant("right", "styles.py", "functional.dropout(x)", "functional.dropout(x, 0.5)")
     wrong = plant("scale", "styles.py", "math.sqrt(self.d_k))", "self.d_k)")
-    residual = plant("residual", "styles.py", "self.norm1(x + self.dropout(", "self.norm1(self.dropout(", "decoder")
+    residual = plant(
+        "residual",
+        "styles.py",
+        "self.norm1(x + self.dropout(",
+        "self.norm1(self.dropout(",
+        "decoder",
+    )
     monkeypatch.setitem(public_plants.PLANTS, "own", (right, wrong, residual))
     row = check.try_implementation("own", OWN, REPOSITORY)
     assert not row.refusal and not row.alarms

@@ -23,7 +23,9 @@ def request(**arguments: object) -> Request:
 
 
 def test_trial_notices_stale_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case({}, 2, 0.0, torch.float32, "packed", [("none", request()), ("write_in_place", request())])
+    case = Case(
+        {}, 2, 0.0, torch.float32, "packed", [("none", request()), ("write_in_place", request())]
+    )
     generate.check(case, generate.Tally())
     monkeypatch.setattr(optimize, "_state", lambda *args: [])
     with pytest.raises(AssertionError, match="translation 0|scores"):

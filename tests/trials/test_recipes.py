@@ -26,7 +26,10 @@ def test_judge_notices_faults(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("changed")
     trained = recipes.Outcome(0, "")
     recipes.judge(trained, tmp_path, "nothing", files)
-    assert trained.faults == ["trained, but there is no all_results.json", "changed or lost: notes.txt"]
+    assert trained.faults == [
+        "trained, but there is no all_results.json",
+        "changed or lost: notes.txt",
+    ]
     for status, output, fault in (
         (1, "Traceback\nKeyError: 'x'\n", "status 1: KeyError: 'x'"),
         (2, "error: a\nerror: b\n", "2 lines of error"),

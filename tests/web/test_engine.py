@@ -18,7 +18,13 @@ from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from hf_vanilla_transformer.web.site import search_settings, write_site
 from tests.interop.exports import LINES, require_onnx, write_model
-from tests.interop.foreign import SOURCES, TARGETS, converted, write_opus_folder, write_two_tokenizers
+from tests.interop.foreign import (
+    SOURCES,
+    TARGETS,
+    converted,
+    write_opus_folder,
+    write_two_tokenizers,
+)
 from tests.interop.test_search_settings import OF_ONNX, SETTINGS
 from tests.interop.two_vocabularies import write_separate_opus_folder
 from tests.paper_inside import assert_is_inside
@@ -79,7 +85,9 @@ def written(model: Any, folder: Path) -> Site:
 
 
 def test_stock_pipeline_gives_our_greedy_translations(site: Site) -> None:
-    lines = [line for line in TEXTS if "</s>" not in line]  # which the library takes for a special token
+    lines = [
+        line for line in TEXTS if "</s>" not in line
+    ]  # which the library takes for a special token
     expected = greedy_texts(site, lines)
     assert stock_translations(site.folder, lines) == expected
     assert len(set(expected)) > 2
@@ -128,7 +136,9 @@ def test_engine_gives_our_probabilities_and_attention(site: Site) -> None:
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_engines_apply_generation_settings(settings: dict, beams: int, site: Site, tmp_path: Path) -> None:
+def test_engines_apply_generation_settings(
+    settings: dict, beams: int, site: Site, tmp_path: Path
+) -> None:
     """The page's engine in a beam search, and transformers.js in a greedy one."""
     if settings not in OF_ONNX:
         pytest.skip("refused")
@@ -296,13 +306,20 @@ def test_opus_models_translate_in_both_engines(write: Callable, tmp_path: Path) 
         "Ünknown žluťoučký 漢字 ™️ words …",
         "öß a balloon",
     ]
-    lines += [" ".join(words[i : i + n]) for n in range(2, 9) for words in texts for i in range(len(words) - n)]
+    lines += [
+        " ".join(words[i : i + n])
+        for n in range(2, 9)
+        for words in texts
+        for i in range(len(words) - n)
+    ]
     lines = list(dict.fromkeys(lines))[:200]
     assert len(lines) == 200
     expected = [generated(site, line, num_beams=1)[0] for line in lines]
     decoded = target.batch_decode(expected, skip_special_tokens=True)
     assert stock_translations(site.folder, lines) == decoded
-    found = translate(site.folder, lines[:2], num_beams=1)  # the page divides longer text into sentences
+    found = translate(
+        site.folder, lines[:2], num_beams=1
+    )  # the page divides longer text into sentences
     assert list(map(token_ids, found)) == expected[:2]
 
 

@@ -72,7 +72,9 @@ def test_page_translates_while_one_types(page: Page, site: Site) -> None:
     assert len(page.all("#tree rect")) >= len(page.tokens())
 
 
-def test_page_translates_every_sentence_and_shows_the_one_at_the_caret(page: Page, site: Site) -> None:
+def test_page_translates_every_sentence_and_shows_the_one_at_the_caret(
+    page: Page, site: Site
+) -> None:
     choose_fp32(page)
     first = generated(site, LINES[0], num_beams=4)
     second = generated(site, LINES[2], num_beams=4)
@@ -94,7 +96,8 @@ def test_page_translates_every_sentence_and_shows_the_one_at_the_caret(page: Pag
 def test_translation_is_copied_as_plain_text(page: Page) -> None:
     page.type(f"{LINES[0]}. {LINES[2]}\n{LINES[1]}")
     select = (
-        "getSelection().selectAllChildren(document.querySelector('#translation')); return getSelection().toString()"
+        "getSelection().selectAllChildren(document.querySelector('#translation')); "
+        "return getSelection().toString()"
     )
     assert page.run(select) == page.translation != ""
     written = "navigator.clipboard.writeText = async (text) => (window.copied = text)"
@@ -162,7 +165,10 @@ def test_page_shows_the_inside_as_the_paper_has_it(page: Page, site: Site, kind:
         columns = np.stack([visible, paper_softmax(visible)], axis=1)
         # The page rounds scores to three digits, and weights to five.
         assert np.all(np.abs(numbers_of(page, "#inside-row tr") - columns) < [5.1e-4, 1e-5])
-        assert np.abs(numbers_of(page, "#inside-norms tr")[:, 0] - stack["norms"][:, token]).max() < 1e-5
+        assert (
+            np.abs(numbers_of(page, "#inside-norms tr")[:, 0] - stack["norms"][:, token]).max()
+            < 1e-5
+        )
         vector = numbers_of(page, "#inside-position tr")[1]
         assert np.abs(vector - stack["positions"][token]).max() < 1e-5
         (chosen,) = page.all("#inside-weights .chosen")
@@ -200,7 +206,9 @@ def test_page_goes_on_from_an_alternative(page: Page) -> None:
     assert len(choices) == 5
     assert choices[0].find_element("css selector", "span").text.endswith("%")
     other = next(each for each in choices if each.get_attribute("aria-current") is None)
-    chosen = other.find_element("css selector", "bdi").get_attribute("textContent").removeprefix("␣")
+    chosen = (
+        other.find_element("css selector", "bdi").get_attribute("textContent").removeprefix("␣")
+    )
     other.click()
     page.settle()
     after = page.tokens()
@@ -245,7 +253,9 @@ def test_page_is_used_with_the_keyboard_alone(page: Page) -> None:
     ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
     assert not page.find("#alternatives").is_displayed()
     assert page.focused == page.token(1)
-    ActionChains(page.driver).send_keys(Keys.ENTER).send_keys(Keys.TAB).send_keys(Keys.ENTER).perform()
+    ActionChains(page.driver).send_keys(Keys.ENTER).send_keys(Keys.TAB).send_keys(
+        Keys.ENTER
+    ).perform()
     page.settle()
     assert page.focused == page.token(1)
 
@@ -306,7 +316,9 @@ def test_page_shows_a_hostile_vocabulary_as_text(site: Site, tmp_path: Path) -> 
         assert_no_fault(page)
 
 
-@pytest.mark.parametrize("name", ["model/onnx/decoder_model_merged_quantized.onnx", "model/tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model/onnx/decoder_model_merged_quantized.onnx", "model/tokenizer.json"]
+)
 def test_page_names_a_damaged_or_missing_file(site: Site, tmp_path: Path, name: str) -> None:
     shutil.copytree(site.folder, tmp_path / "site")
     file = tmp_path / "site" / name
@@ -357,7 +369,10 @@ def test_page_needs_webassembly_with_simd(site: Site) -> None:
         script = "WebAssembly.validate = () => false"
         page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
         page.load()
-        assert page.error == "This browser has no WebAssembly with SIMD, which the model needs: try a newer one."
+        assert (
+            page.error
+            == "This browser has no WebAssembly with SIMD, which the model needs: try a newer one."
+        )
         assert page.console() == []
         assert not page.find("#source").is_enabled()
 
@@ -433,7 +448,9 @@ class CannedServer(QuietHandler):
         if asked["text"] == "silence":
             return
         status = 200
-        body = ANSWER | ({"inside": INSIDE} if asked["inside"] and "long" not in asked["text"] else {})
+        body = ANSWER | (
+            {"inside": INSIDE} if asked["inside"] and "long" not in asked["text"] else {}
+        )
         if self.headers["Authorization"] != "Bearer sesame":
             status = 403
             body = {"error": "Invalid API key"}
@@ -474,7 +491,9 @@ def test_page_of_a_server_shows_what_it_answers(server_page: Page) -> None:
     }
     page.point_at(page.token(0))
     assert page.weights() == [0.9, 0.1]
-    assert sorted(each.text for each in page.all("#tree text")) == sorted([*map(str.strip, SHALOM), "</s>"])
+    assert sorted(each.text for each in page.all("#tree text")) == sorted(
+        [*map(str.strip, SHALOM), "</s>"]
+    )
     assert page.error == ""
     assert not page.find("#key").is_displayed()
     page.token(0).click()
@@ -563,7 +582,9 @@ def test_page_of_a_sequence_model_lists_its_predictions(tmp_path: Path) -> None:
         for one, (_, _, facts) in zip(predicted, listed, strict=True):
             score, _, share = facts.partition(" · ")
             assert float(score) == pytest.approx(one["score"], abs=1e-3)
-            assert float(share.removesuffix(" %")) / 100 == pytest.approx(one["probability"], abs=0.01)
+            assert float(share.removesuffix(" %")) / 100 == pytest.approx(
+                one["probability"], abs=0.01
+            )
         body = driver.find_element("css selector", "body").text
         assert not re.search("translat|languag|sentence", body, re.IGNORECASE)
         page.type("7")
@@ -589,4 +610,6 @@ def test_page_has_no_serious_accessibility_fault(site: Site, dark: bool) -> None
             page.run(script.read_text(encoding="utf-8"))
             found = page.driver.execute_async_script("axe.run().then(arguments[0])")["violations"]
             grave = [each for each in found if each["impact"] in ("serious", "critical")]
-            assert grave == [], [(each["id"], [node["html"] for node in each["nodes"]]) for each in grave]
+            assert grave == [], [
+                (each["id"], [node["html"] for node in each["nodes"]]) for each in grave
+            ]

@@ -45,14 +45,18 @@ def test_page_of_a_shipped_model_offers_what_its_card_types(name: str) -> None:
     assert not any(tokenizer.unk_token_id in tokenizer(text)["input_ids"] for text in offered)
 
 
-@pytest.mark.parametrize("widget", ["", "widget: 3", "widget: [a, [b], {src: c}]", "widget: {text: d}"])
+@pytest.mark.parametrize(
+    "widget", ["", "widget: 3", "widget: [a, [b], {src: c}]", "widget: {text: d}"]
+)
 def test_card_of_another_form_offers_nothing(widget: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"---\ntags: []\n{widget}\n---\n", encoding="utf-8")
     assert page_facts(tiny_model(), tmp_path, None, None)["examples"] == []
 
 
 def offered_by_a_run(folder: Path, examples: object) -> object:
-    (folder / "all_results.json").write_text(json.dumps({"test_examples": examples}), encoding="utf-8")
+    (folder / "all_results.json").write_text(
+        json.dumps({"test_examples": examples}), encoding="utf-8"
+    )
     return page_facts(tiny_model(), folder, None, None)["examples"]
 
 
@@ -64,12 +68,16 @@ def test_page_of_a_run_offers_the_first_sources_of_its_test(
     assert offered == ["source 0", "source 1", "source 2"]
 
 
-@pytest.mark.parametrize("examples", [None, 3, "text", {"0": ["a"]}, [3], [{"source": "a"}], ["text"], [[]]])
+@pytest.mark.parametrize(
+    "examples", [None, 3, "text", {"0": ["a"]}, [3], [{"source": "a"}], ["text"], [[]]]
+)
 def test_results_of_another_form_offer_nothing(examples: object, tmp_path: Path) -> None:
     assert offered_by_a_run(tmp_path, examples) == []
 
 
-@pytest.mark.parametrize("site", [SERVER, browser(True), browser(False)], ids=["server", "local", "remote"])
+@pytest.mark.parametrize(
+    "site", [SERVER, browser(True), browser(False)], ids=["server", "local", "remote"]
+)
 def test_page_files_are_complete(site: dict) -> None:
     files = web.page_files(site)
     assert json.loads(files["site.json"]) == site
@@ -78,7 +86,9 @@ def test_page_files_are_complete(site: dict) -> None:
         named = re.findall(rb'(?:from|import|href=|src=|import\() ?"([^"#]+)"', content)
         missing = {each.decode().removeprefix("./") for each in named} - files.keys()
         # page.js names the engines of both. Only one is loaded
-        assert missing <= ({"browser_runtime.js", "server_engine.js"} if name == "page.js" else set()), name
+        assert missing <= (
+            {"browser_runtime.js", "server_engine.js"} if name == "page.js" else set()
+        ), name
     both = {"browser_engine.js", "server_engine.js"} & files.keys()
     assert both == {f"{site['engine']}_engine.js"}
 
@@ -112,7 +122,9 @@ def test_remote_runtime_has_pinned_versions_and_hashes() -> None:
     assert f"'sha256-{own}'" in policy["script-src"]
     assert policy["connect-src"] == ["'self'", host]
     assert all(entry["url"].startswith(f"{host}/") for entry in site["runtime"].values())
-    assert html.index("importmap") < html.index('type="module"')  # a map must come before the first module
+    assert html.index("importmap") < html.index(
+        'type="module"'
+    )  # a map must come before the first module
 
 
 def test_policy_of_a_server_has_no_webassembly() -> None:
@@ -120,7 +132,9 @@ def test_policy_of_a_server_has_no_webassembly() -> None:
 
 
 def test_page_never_makes_html_of_text() -> None:
-    ways = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextual|eval\(")
+    ways = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextual|eval\("
+    )
     for path in FOLDER.iterdir():
         assert not ways.search(path.read_text(encoding="utf-8")), path.name
 
@@ -132,7 +146,8 @@ def test_page_splits_sequences_at_line_ends_alone() -> None:
     text = "\n".join(lines[:3]) + "\r\n" + "\n".join(lines[3:])
     module = json.dumps((FOLDER / "sentences.js").as_uri())
     script = (
-        f"const {{ splitLines }} = await import({module}); console.log(JSON.stringify(splitLines({json.dumps(text)})))"
+        f"const {{ splitLines }} = await import({module}); "
+        f"console.log(JSON.stringify(splitLines({json.dumps(text)})))"
     )
     done = subprocess.run(
         ["node", "--input-type=module", "-e", script],
@@ -143,4 +158,6 @@ def test_page_splits_sequences_at_line_ends_alone() -> None:
     assert done.returncode == 0, done.stderr
     parts = json.loads(done.stdout)
     assert "".join(part["text"] for part in parts) == text
-    assert [part["text"] for part in parts if part["is_sentence"]] == [line for line in lines if line.strip()]
+    assert [part["text"] for part in parts if part["is_sentence"]] == [
+        line for line in lines if line.strip()
+    ]

@@ -32,7 +32,9 @@ def test_search_settings_are_those_of_generate() -> None:
     ) == (0, [2], [])
 
     model = tiny_model(position_encoding_type="learned", max_position_embeddings=64)
-    model.generation_config.update(length_penalty=1.0, num_beams=6, bad_words_ids=[[1]], forced_eos_token_id=2)
+    model.generation_config.update(
+        length_penalty=1.0, num_beams=6, bad_words_ids=[[1]], forced_eos_token_id=2
+    )
     model.generation_config.update(max_length=40, suppress_tokens=[3], early_stopping=True)
     found = search_settings(model)
     other = {
@@ -48,7 +50,9 @@ def test_search_settings_are_those_of_generate() -> None:
     assert found["max_positions"] == 64
 
 
-def test_site_has_the_page_the_graphs_and_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_has_the_page_the_graphs_and_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With other bytes in place of the graphs, which take seconds, and of the runtime, which is a download."""
 
     def write_graphs(model: object, source: Path, output: Path, dtypes: object) -> dict[str, int]:
@@ -63,7 +67,9 @@ def test_site_has_the_page_the_graphs_and_the_runtime(tmp_path: Path, monkeypatc
     monkeypatch.setattr(site, "_local_runtime", lambda folder: {"wasm": runtime})
     write_model(tmp_path / "model")
     output = tmp_path / "site"
-    report = write_site(tmp_path / "model", output, dtypes=["fp32"], runtime=tmp_path, examples=["two"])
+    report = write_site(
+        tmp_path / "model", output, dtypes=["fp32"], runtime=tmp_path, examples=["two"]
+    )
 
     description = json.loads((output / "site.json").read_text(encoding="utf-8"))
     expected = page_files(description)
@@ -92,7 +98,9 @@ def test_site_overwrites_only_when_asked(tmp_path: Path) -> None:
 
 
 def test_runtime_of_the_tests_is_the_pinned_one(repository: Path) -> None:
-    installed = (repository / "tests" / "web" / "npm_packages.txt").read_text(encoding="utf-8").split()
+    installed = (
+        (repository / "tests" / "web" / "npm_packages.txt").read_text(encoding="utf-8").split()
+    )
     assert set(PACKAGES) <= set(installed)
 
 

@@ -16,7 +16,9 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
 INSTALL = "xargs npm install --no-save --no-package-lock --ignore-scripts --prefix . < tests/web/npm_packages.txt"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 CHROMEDRIVER = shutil.which("chromedriver")
 
 
@@ -33,7 +35,9 @@ def run_node(script: str, *arguments: str, lines: list[str]) -> dict[str, Any]:
     """The output of a script next to this file, as JSON. The lines are its standard input."""
     require_npm()
     command = ["node", str(HERE / script), *arguments]
-    done = subprocess.run(command, input=json.dumps(lines), capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        command, input=json.dumps(lines), capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -48,7 +52,9 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path, handler: type[QuietHandler] = QuietHandler) -> Iterator[str]:
     """The address at which a folder is served."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=str(folder))
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -131,7 +137,9 @@ class Page:
 
     def contents(self, selector: str) -> list[str]:
         """The texts of elements, shown or not."""
-        script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+        script = (
+            "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+        )
         return self.run(script, selector)
 
     def select(self, selector: str) -> Any:
@@ -187,13 +195,21 @@ class Page:
         """The hosts of all requests since the last call."""
         from urllib.parse import urlsplit
 
-        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        messages = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        sent = [
+            each["params"]["request"]["url"]
+            for each in messages
+            if each["method"] == "Network.requestWillBeSent"
+        ]
         return {urlsplit(url).hostname or urlsplit(url).scheme for url in sent}
 
 
 @contextmanager
-def opened(folder: Path, handler: type[QuietHandler] = QuietHandler, **options: Any) -> Iterator[Page]:
+def opened(
+    folder: Path, handler: type[QuietHandler] = QuietHandler, **options: Any
+) -> Iterator[Page]:
     """The page of a site in a Chromium with these options."""
     with serving(folder, handler) as address, chromium(**options) as driver:
         yield Page(driver, address)

@@ -33,7 +33,9 @@ def _set_rank_device(rank: int) -> None:
 def _start_rank_processes(function: Callable, args: tuple, nprocs: int) -> None:
     """Call `function(rank, *args)` in `nprocs` processes and wait; an exception in one of them is raised here."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
-    torch.multiprocessing.start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        function, args=args, nprocs=nprocs, start_method="forkserver"
+    )
 
 
 def run_distributed(world_size: int) -> Callable[[Callable], Callable]:
@@ -53,7 +55,10 @@ def _run_rank(rank: int, function: Callable, args: tuple, world_size: int, folde
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     _set_rank_device(rank)
     dist.init_process_group(
-        _get_distributed_backend(), init_method=f"file://{folder}/meeting_place", rank=rank, world_size=world_size
+        _get_distributed_backend(),
+        init_method=f"file://{folder}/meeting_place",
+        rank=rank,
+        world_size=world_size,
     )
     try:
         function(rank, *args)

@@ -22,7 +22,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 def attention_names(kinds: dict[str, str], projections: dict[str, str]) -> dict[str, str]:
     """Describe projections by the module of each kind ("self", "encoder.self") and the part of q, k, v and o in it."""
-    return {f"{kind}.{part}": module + name for kind, module in kinds.items() for part, name in projections.items()}
+    return {
+        f"{kind}.{part}": module + name
+        for kind, module in kinds.items()
+        for part, name in projections.items()
+    }
 
 
 def stem(names: dict[str, str], name: str) -> str:

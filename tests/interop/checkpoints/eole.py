@@ -56,7 +56,9 @@ MODEL = {
 }
 
 
-def weights(bias: bool = False, learned: bool = False, sizes: tuple[int, int] = SIZES) -> dict[str, Tensor]:
+def weights(
+    bias: bool = False, learned: bool = False, sizes: tuple[int, int] = SIZES
+) -> dict[str, Tensor]:
     """Random weights under eole's names. `bias` is of add_qkvbias, which final_linear has too, and of add_ffnbias."""
     others = {"generator.weight": (sizes[1], D), "generator.bias": (sizes[1],)}
     for side, size in zip(EMBEDDINGS.values(), sizes, strict=True):
@@ -75,7 +77,9 @@ def tokens(size: int, letter: str) -> list[str]:
     return [*SPECIAL.values(), *(f"{letter}{number}" for number in range(size - len(SPECIAL)))]
 
 
-def save(folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None = None, **sections: Any) -> None:
+def save(
+    folder: Path, tensors: dict[str, Tensor], model: dict[str, Any] | None = None, **sections: Any
+) -> None:
     """A model_path. `model` overrides options by their path, such as "encoder.layer_norm"."""
     folder.mkdir(exist_ok=True)
     config = copy.deepcopy(MODEL)
@@ -98,4 +102,6 @@ def restated(tensors: dict[str, Tensor], learned: bool = False, **settings: Any)
         return paper_position(index, D)
 
     embeddings = {side: f"{name}.embeddings" for side, name in EMBEDDINGS.items()}
-    return restatement(NAMES, tensors, embeddings, position, scale=not learned, pre_norm=True, **settings)
+    return restatement(
+        NAMES, tensors, embeddings, position, scale=not learned, pre_norm=True, **settings
+    )

@@ -78,7 +78,9 @@ def save(path: Path, model: dict[str, Tensor], **options: Any) -> None:
     torch.save(content, path)
 
 
-def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool = False, **search: Any) -> None:
+def save_with_sections(
+    path: Path, model: dict[str, Tensor], nested: bool = False, **search: Any
+) -> None:
     """As fairseq 0.12 does: options in sections, the model's in a namespace or, for `transformer` itself, in parts."""
     options: Any = Namespace(**OPTIONS)
     if nested:
@@ -103,7 +105,9 @@ def save_with_sections(path: Path, model: dict[str, Tensor], nested: bool = Fals
     torch.save({"args": None, "cfg": sections, "model": model}, path)
 
 
-def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True, **settings: Any) -> Restatement:
+def restated(
+    model: dict[str, Tensor], position: Any = None, scale: bool = True, **settings: Any
+) -> Restatement:
     embeddings = {"source": "encoder.embed_tokens", "target": "decoder.embed_tokens"}
     # positions count from the padding's id, which is 1
     position = position or (lambda index, _: fairseq_position(index + 2, D))
@@ -113,7 +117,11 @@ def restated(model: dict[str, Tensor], position: Any = None, scale: bool = True,
 def with_final_norms(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """As of a pre-norm model."""
     generator = torch.Generator().manual_seed(8)
-    names = (f"{stack}.layer_norm.{part}" for stack in ("encoder", "decoder") for part in ("weight", "bias"))
+    names = (
+        f"{stack}.layer_norm.{part}"
+        for stack in ("encoder", "decoder")
+        for part in ("weight", "bias")
+    )
     return model | {name: torch.randn(D, generator=generator) for name in names}
 
 

@@ -41,7 +41,9 @@ def weights(sizes: tuple[int, int], tied: bool = False) -> dict[str, Tensor]:
     others = {"src_embed.lut.weight": (sizes[0], D), "trg_embed.lut.weight": (sizes[1], D)}
     drawn = random_weights(NAMES, others | {"decoder.output_layer.weight": (sizes[1], D)})
     if tied:
-        drawn["trg_embed.lut.weight"] = drawn["decoder.output_layer.weight"] = drawn["src_embed.lut.weight"]
+        drawn["trg_embed.lut.weight"] = drawn["decoder.output_layer.weight"] = drawn[
+            "src_embed.lut.weight"
+        ]
     rows = np.stack([paper_position(index, D) for index in range(50)])
     table = torch.tensor(rows).float()[None]  # (1, P, D)
     return drawn | {f"{stack}.pe.pe": table for stack in ("encoder", "decoder")}
@@ -81,7 +83,9 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(given or options()))
     for side, lines in zip(("src", "trg"), tokens, strict=True):
-        (folder / f"{side}_vocab.txt").write_text("\n".join([*SPECIAL, *lines]) + "\n", encoding="utf-8")
+        (folder / f"{side}_vocab.txt").write_text(
+            "\n".join([*SPECIAL, *lines]) + "\n", encoding="utf-8"
+        )
     state = {
         "model_state": model,
         "optimizer_state": {"state": {}, "param_groups": []},
@@ -92,7 +96,9 @@ def save(
 
 def restated(model: dict[str, Tensor], **settings: Any) -> Restatement:
     embeddings = {"source": "src_embed.lut", "target": "trg_embed.lut"}
-    return restatement(NAMES, model, embeddings, lambda index, _: paper_position(index, D), eps=1e-6, **settings)
+    return restatement(
+        NAMES, model, embeddings, lambda index, _: paper_position(index, D), eps=1e-6, **settings
+    )
 
 
 def named(count: int, letter: str) -> list[str]:

@@ -63,7 +63,9 @@ def weights(sizes: tuple[int, int], tying: str = "all") -> dict[str, np.ndarray]
         matrix, bias = array_names(name)
         shapes |= {matrix: shape[::-1] if len(shape) == 2 else (1, D), bias: (1, shape[0])}
     generator = np.random.default_rng(4)
-    return {name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: generator.normal(0, 0.4, shape).astype(np.float32) for name, shape in shapes.items()
+    }
 
 
 def save(path: Path, arrays: dict[str, np.ndarray], separate: bool = False, **options: Any) -> None:

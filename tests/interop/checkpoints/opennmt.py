@@ -49,11 +49,17 @@ NAMES = {
 EMBEDDING = "embeddings.make_embedding.emb_luts.0"
 
 
-def weights(sizes: tuple[int, int], qkv_bias: bool = True) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def weights(
+    sizes: tuple[int, int], qkv_bias: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Random weights of model and generator, under the names of versions 1 to 3."""
     stacks = ("encoder", "decoder")
-    others = {f"{stack}.{EMBEDDING}.weight": (size, D) for stack, size in zip(stacks, sizes, strict=True)}
-    model = random_weights(NAMES, others, lambda name: qkv_bias or ".ffn." in name, final_norms=True)
+    others = {
+        f"{stack}.{EMBEDDING}.weight": (size, D) for stack, size in zip(stacks, sizes, strict=True)
+    }
+    model = random_weights(
+        NAMES, others, lambda name: qkv_bias or ".ffn." in name, final_norms=True
+    )
     rows = np.stack([paper_position(index, D) for index in range(50)])
     table = torch.tensor(rows).float()[:, None]  # (P, 1, D)
     model |= {f"{stack}.embeddings.make_embedding.pe.pe": table for stack in stacks}
@@ -62,7 +68,9 @@ def weights(sizes: tuple[int, int], qkv_bias: bool = True) -> tuple[dict[str, Te
     return model, {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def save(path: Path, model: dict[str, Tensor], head: dict[str, Tensor], vocab: Any = None, **options: Any) -> None:
+def save(
+    path: Path, model: dict[str, Tensor], head: dict[str, Tensor], vocab: Any = None, **options: Any
+) -> None:
     content = {
         "model": model,
         "generator": head,
@@ -79,4 +87,6 @@ def restated(model: dict[str, Tensor], head: dict[str, Tensor], **settings: Any)
     tensors = model | {f"generator.{name}": tensor for name, tensor in head.items()}
     embeddings = {"source": f"encoder.{EMBEDDING}", "target": f"decoder.{EMBEDDING}"}
     settings = {"eps": 1e-6, "pre_norm": True, **settings}
-    return restatement(NAMES, tensors, embeddings, lambda index, _: paper_position(index, D), **settings)
+    return restatement(
+        NAMES, tensors, embeddings, lambda index, _: paper_position(index, D), **settings
+    )

@@ -36,15 +36,22 @@ class Output(dict):
 class AroundTorch(nn.Module):
     """The model that the tutorials build around `nn.Transformer`, with the names of each."""
 
-    def __init__(self, names: dict[str, str], shared: bool = False, scale: bool = True, **settings: Any):
+    def __init__(
+        self, names: dict[str, str], shared: bool = False, scale: bool = True, **settings: Any
+    ):
         super().__init__()
         self.transformer = nn.Transformer(**SIZES | {"dropout": 0.0} | settings)
         width = SIZES["d_model"]
         self.names = names
         self.scale = math.sqrt(width) if scale else 1.0
         self.add(names["source"], nn.Embedding(41, width))
-        self.add(names["target"], self.get_submodule(names["source"]) if shared else nn.Embedding(37, width))
-        self.add(names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True)))
+        self.add(
+            names["target"],
+            self.get_submodule(names["source"]) if shared else nn.Embedding(37, width),
+        )
+        self.add(
+            names["output"], nn.Linear(width, 41 if shared else 37, bias=settings.get("bias", True))
+        )
         for side in ("source_positions", "target_positions"):
             if side in names:
                 self.add(names[side], nn.Embedding(20, width))
@@ -69,7 +76,9 @@ class AroundTorch(nn.Module):
         table = self.get_submodule(learned).weight if learned else self.sines
         return rows + table[: ids.shape[1]]
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor, **_: Any) -> Output:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor, **_: Any
+    ) -> Output:
         padding = attention_mask.eq(0)
         length = decoder_input_ids.shape[1]
         states = [

@@ -19,7 +19,11 @@ from .environment import SENTENCES, install, run
 
 PACKAGES = {
     "argostranslate 1.11.0": ["argostranslate==1.11.0", "minisbd==0.9.5", "sacremoses==0.1.1"],
-    "argos-translate-lt 1.12.1": ["argos-translate-lt==1.12.1", "minisbd==0.9.5", "sacremoses==0.1.1"],
+    "argos-translate-lt 1.12.1": [
+        "argos-translate-lt==1.12.1",
+        "minisbd==0.9.5",
+        "sacremoses==0.1.1",
+    ],
 }
 
 # Its arguments: the package, the sentences, the result. It has no network, where Argos fetches its sentence splitter.
@@ -44,14 +48,32 @@ def train(folder: Path, sentencepiece: bool = True) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
     splits = number_pairs(4000, 1, held_out=SENTENCES)
     texts = [text for side in ("source", "target") for text in splits["train"][side]]
-    trained = train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
+    trained = (
+        train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
+    )
     save_tokenizers(folder / "tokenizer", trained)
     fields = {
         **{"train": "numbers", "validation": "numbers", "test": "numbers", "numbers_size": 4000},
         **{"source_lang": "en", "target_lang": "de", "tokenizer_name": folder / "tokenizer"},
-        **{"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128},
-        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.0, "max_steps": 200},
-        **{"per_device_train_batch_size": 64, "learning_rate": 0.003, "warmup_steps": 100, "eval_strategy": "no"},
+        **{
+            "d_model": 64,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_ffn_dim": 128,
+            "decoder_ffn_dim": 128,
+        },
+        **{
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "dropout": 0.0,
+            "max_steps": 200,
+        },
+        **{
+            "per_device_train_batch_size": 64,
+            "learning_rate": 0.003,
+            "warmup_steps": 100,
+            "eval_strategy": "no",
+        },
         **{"save_strategy": "no", "output_dir": folder / "model", "use_cpu": True},
         **{"max_eval_samples": 8, "max_test_samples": 8, "disable_tqdm": True},
     }
@@ -67,7 +89,9 @@ def compare_argos(work: Path, version: str, beams: int) -> tuple[None, int]:
     folder = work / f"argos-{version.split()[0]}-{beams}"
     folder.mkdir(exist_ok=True)
     sentences = train(folder)
-    file, given, result = (folder / name for name in ("en_de.argosmodel", "sentences.json", "translations.json"))
+    file, given, result = (
+        folder / name for name in ("en_de.argosmodel", "sentences.json", "translations.json")
+    )
     file.unlink(missing_ok=True)
     export("argos", folder / "model", file, languages=("en", "de"))
     given.write_text(json.dumps(sentences))

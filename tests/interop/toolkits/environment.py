@@ -21,9 +21,37 @@ UPDATES, SENTENCES, BEAMS = 150, 50, 5
 
 # Packages that the toolkits import besides torch and themselves. They are installed without their own requirements.
 SHARED = [
-    *("numpy", "pyyaml", "sentencepiece", "sacremoses", "subword-nmt", "sacrebleu", "packaging", "pandas", "plotly"),
-    *("tensorboard", "datasets", "matplotlib", "seaborn", "importlib_metadata", "configargparse", "six", "requests"),
-    *("flask", "waitress", "pyonmttok", "rapidfuzz", "pyahocorasick", "ctranslate2", "hydra-core", "omegaconf"),
+    *(
+        "numpy",
+        "pyyaml",
+        "sentencepiece",
+        "sacremoses",
+        "subword-nmt",
+        "sacrebleu",
+        "packaging",
+        "pandas",
+        "plotly",
+    ),
+    *(
+        "tensorboard",
+        "datasets",
+        "matplotlib",
+        "seaborn",
+        "importlib_metadata",
+        "configargparse",
+        "six",
+        "requests",
+    ),
+    *(
+        "flask",
+        "waitress",
+        "pyonmttok",
+        "rapidfuzz",
+        "pyahocorasick",
+        "ctranslate2",
+        "hydra-core",
+        "omegaconf",
+    ),
     *("cython", "setuptools", "bitarray", "regex", "cffi", "portalocker", "onnxruntime"),
     *("safetensors", "tokenizers", "pydantic", "rich", "aiohttp", "fastapi", "uvicorn"),
 ]
@@ -72,10 +100,16 @@ def run(work: Path, packages: list[str], *command: object) -> str:
     """A command of the environment's Python, with the packages on its path. Returns its output."""
     paths = [work / "shim", *(work / package for package in packages)]
     # the toolkits load the pickles that they wrote themselves
-    trusting = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    trusting = {
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+    }
     environment = os.environ | trusting | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     python = work / "environment" / "bin" / "python"
-    done = subprocess.run([python, *map(str, command)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, *map(str, command)], env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{command[:3]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout
@@ -116,7 +150,9 @@ def write_corpus(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(1)
     for name, count in (("train", 400), ("dev", SENTENCES), ("test", SENTENCES)):
-        lines = [[draw.choice("abcdefghij") for _ in range(draw.randint(2, 8))] for _ in range(count)]
+        lines = [
+            [draw.choice("abcdefghij") for _ in range(draw.randint(2, 8))] for _ in range(count)
+        ]
         for language, step in (("en", 1), ("de", -1)):
             text = "".join(" ".join(line[::step]) + "\n" for line in lines)
             (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
@@ -137,15 +173,22 @@ def compare(model_folder: Path, dumped: Path, lines: list[str], **search: Any) -
     """
     model = load_model(model_folder, "cpu").eval()
     content = json.loads(dumped.read_text(encoding="utf-8"))
-    expected, special = np.load(dumped.with_suffix(".npz")), {model.config.eos_token_id, model.config.pad_token_id}
+    expected, special = (
+        np.load(dumped.with_suffix(".npz")),
+        {model.config.eos_token_id, model.config.pad_token_id},
+    )
     largest, same = 0.0, 0
     with torch.inference_mode():
-        for number, ((source, target), line) in enumerate(zip(content["pairs"], lines, strict=True)):
+        for number, ((source, target), line) in enumerate(
+            zip(content["pairs"], lines, strict=True)
+        ):
             given = {"input_ids": torch.tensor([source])}
             logits = model(**given, decoder_input_ids=torch.tensor([target])).logits[0].numpy()
             largest = max(largest, float(np.abs(logits - expected[str(number)]).max()))
             written = model.generate(**given, num_beams=BEAMS, **search)[0, 1:].tolist()
             ours = " ".join(content["tokens"][each] for each in written if each not in special)
             same += ours == line.strip()
-    assert len(set(lines)) > SENTENCES // 10, f"{model_folder}: the translations hardly differ from each other"
+    assert len(set(lines)) > SENTENCES // 10, (
+        f"{model_folder}: the translations hardly differ from each other"
+    )
     return largest, same

@@ -17,7 +17,12 @@ COMMAND = ("-m", "eole.bin.main")
 MODELS: dict[str, dict[str, Any]] = {
     "sinusoids": {},
     "learned positions, tied, gelu": {
-        **{"share_decoder_embeddings": True, "mlp_activation_fn": "gelu", "add_qkvbias": True, "add_ffnbias": True},
+        **{
+            "share_decoder_embeddings": True,
+            "mlp_activation_fn": "gelu",
+            "add_qkvbias": True,
+            "add_ffnbias": True,
+        },
         # otherwise eole trains the encoder without this bias, and loads it with one that the file does not have
         "add_final_linear_bias": True,
         "embeddings": {"position_encoding_type": "Learned", "n_positions": 64},
@@ -53,18 +58,45 @@ numpy.savez(result.replace(".json", ".npz"), **found)
 def options(folder: Path, name: str) -> dict[str, Any]:
     model, updates = MODELS[name], UPDATES[name]
     corpora = {
-        name: {"path_src": str(folder / f"{part}.en"), "path_tgt": str(folder / f"{part}.de"), "transforms": []}
+        name: {
+            "path_src": str(folder / f"{part}.en"),
+            "path_tgt": str(folder / f"{part}.de"),
+            "transforms": [],
+        }
         for name, part in (("corpus", "train"), ("valid", "dev"))
     }
     vocabularies = {f"{side}_vocab": str(folder / f"vocab.{side}") for side in ("src", "tgt")}
     sizes = {"layers": 2, "heads": 4, "hidden_size": 32, "transformer_ff": 64}
     embeddings = {"word_vec_size": 32, **model.get("embeddings", {})}
-    steps = {"train_steps": updates, "save_checkpoint_steps": updates, "valid_steps": 10 * updates, "batch_size": 64}
-    rate = {"optim": "adam", "learning_rate": 2, "decay_method": "noam", "warmup_steps": 60, "dropout": [0.1]}
+    steps = {
+        "train_steps": updates,
+        "save_checkpoint_steps": updates,
+        "valid_steps": 10 * updates,
+        "batch_size": 64,
+    }
+    rate = {
+        "optim": "adam",
+        "learning_rate": 2,
+        "decay_method": "noam",
+        "warmup_steps": 60,
+        "dropout": [0.1],
+    }
     return {
-        **{"data": corpora, **vocabularies, "save_data": str(folder / "data"), "overwrite": True, "seed": 1},
+        **{
+            "data": corpora,
+            **vocabularies,
+            "save_data": str(folder / "data"),
+            "overwrite": True,
+            "seed": 1,
+        },
         "model": {"architecture": "transformer", **sizes, **model, "embeddings": embeddings},
-        "training": {**steps, **rate, "num_workers": 0, "bucket_size": 400, "model_path": str(folder / "model")},
+        "training": {
+            **steps,
+            **rate,
+            "num_workers": 0,
+            "bucket_size": 400,
+            "model_path": str(folder / "model"),
+        },
     }
 
 

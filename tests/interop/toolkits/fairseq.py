@@ -12,7 +12,16 @@ PACKAGES = {version: f"fairseq=={version}" for version in ("0.9.0", "0.10.2", "0
 PACKAGES["main"] = "fairseq-fixed==0.12.3.1"
 # pip cannot read the source distribution of 0.10.2, whose setup.py removes a link that is a folder there. Its wheel
 # for an older Python has the same files. The compiled ones are not used.
-WHEELS = {"fairseq==0.10.2": ("--only-binary", ":all:", "--python-version", "3.8", "--platform", "manylinux1_x86_64")}
+WHEELS = {
+    "fairseq==0.10.2": (
+        "--only-binary",
+        ":all:",
+        "--python-version",
+        "3.8",
+        "--platform",
+        "manylinux1_x86_64",
+    )
+}
 
 # Its arguments: the data, the checkpoint, the source and target text, the result.
 LOGITS = """
@@ -39,7 +48,10 @@ numpy.savez(result.replace(".json", ".npz"), **found)
 # had before Python 3.9, and 0.9.0 divides whole numbers with `div`.
 PATCHES = {
     "dataclass/utils.py": (r"Union\[(.*), NoneType\]$", r"(Union\[.*, NoneType|Optional\[.*)\]$"),
-    "search.py": ("vocab_size, out=self.beams_buf", "vocab_size, rounding_mode='floor', out=self.beams_buf"),
+    "search.py": (
+        "vocab_size, out=self.beams_buf",
+        "vocab_size, rounding_mode='floor', out=self.beams_buf",
+    ),
 }
 
 
@@ -56,18 +68,29 @@ def install_fairseq(work: Path, package: str) -> None:
 
 
 def options(folder: Path, data: Path, norm: str) -> list[object]:
-    stacks = [f"--{stack}-{name}" for stack in ("encoder", "decoder") for name in ("embed-dim", "ffn-embed-dim")]
+    stacks = [
+        f"--{stack}-{name}"
+        for stack in ("encoder", "decoder")
+        for name in ("embed-dim", "ffn-embed-dim")
+    ]
     sizes = [part for name, size in zip(stacks, (32, 64) * 2, strict=True) for part in (name, size)]
     for stack in ("encoder", "decoder"):
         sizes += [f"--{stack}-layers", 2, f"--{stack}-attention-heads", 4]
         sizes += [f"--{stack}-normalize-before"] * (norm == "pre")
     steps = (
-        f"--max-update {UPDATES} --batch-size 64 --no-epoch-checkpoints --disable-validation --seed 1 --num-workers 0"
+        f"--max-update {UPDATES} --batch-size 64 --no-epoch-checkpoints --disable-validation "
+        "--seed 1 --num-workers 0"
     )
     rate = "--optimizer adam --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 60 --warmup-init-lr 1e-07"
     smoothing = "--criterion label_smoothed_cross_entropy --label-smoothing 0.1 --cpu --dropout 0.1"
     languages = "--source-lang en --target-lang de --arch transformer_iwslt_de_en"
-    return [data, *sizes, *f"{steps} {rate} {smoothing} {languages}".split(), "--save-dir", folder / "model"]
+    return [
+        data,
+        *sizes,
+        *f"{steps} {rate} {smoothing} {languages}".split(),
+        "--save-dir",
+        folder / "model",
+    ]
 
 
 def compare_fairseq(work: Path, version: str, norm: str) -> tuple[float, int]:
@@ -80,12 +103,35 @@ def compare_fairseq(work: Path, version: str, norm: str) -> tuple[float, int]:
     write_corpus(folder)
     names = ("--trainpref", "--validpref", "--testpref")
     prefixes = [
-        each for name, part in zip(names, ("train", "dev", "test"), strict=True) for each in (name, folder / part)
+        each
+        for name, part in zip(names, ("train", "dev", "test"), strict=True)
+        for each in (name, folder / part)
     ]
     languages = ("--source-lang", "en", "--target-lang", "de")
-    run(work, [package], "-m", "fairseq_cli.preprocess", *languages, *prefixes, "--destdir", data, "--workers", 1)
+    run(
+        work,
+        [package],
+        "-m",
+        "fairseq_cli.preprocess",
+        *languages,
+        *prefixes,
+        "--destdir",
+        data,
+        "--workers",
+        1,
+    )
     run(work, [package], "-m", "fairseq_cli.train", *options(folder, data, norm))
-    given = (data, *languages, "--path", checkpoint, "--beam", BEAMS, "--input", folder / "test.en", "--cpu")
+    given = (
+        data,
+        *languages,
+        "--path",
+        checkpoint,
+        "--beam",
+        BEAMS,
+        "--input",
+        folder / "test.en",
+        "--cpu",
+    )
     written = run(work, [package], "-m", "fairseq_cli.interactive", *given)
     lines = [line.split("\t")[2] for line in written.splitlines() if line.startswith("H-")]
     texts = folder / "test.en", folder / "test.de"

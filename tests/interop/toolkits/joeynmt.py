@@ -46,18 +46,47 @@ numpy.savez(result.replace(".json", ".npz"), **found)
 
 
 def options(folder: Path, layer_norm: str) -> dict[str, Any]:
-    side = {"max_length": 20, "lowercase": False, "normalize": False, "level": "word", "voc_min_freq": 1}
-    stack = {"type": "transformer", "num_layers": 2, "num_heads": 4, "hidden_size": 32, "ff_size": 64, "dropout": 0.1}
+    side = {
+        "max_length": 20,
+        "lowercase": False,
+        "normalize": False,
+        "level": "word",
+        "voc_min_freq": 1,
+    }
+    stack = {
+        "type": "transformer",
+        "num_layers": 2,
+        "num_heads": 4,
+        "hidden_size": 32,
+        "ff_size": 64,
+        "dropout": 0.1,
+    }
     stack |= {"embeddings": {"embedding_dim": 32, "scale": True}, "layer_norm": layer_norm}
     corpus = {name: str(folder / name) for name in ("train", "dev", "test")}
     search = {"beam_size": BEAMS, "beam_alpha": 1.0, "max_output_length": 20, "batch_size": 10}
-    steps = {"optimizer": "adam", "learning_rate": 0.003, "batch_size": 32, "updates": UPDATES, "epochs": 100}
+    steps = {
+        "optimizer": "adam",
+        "learning_rate": 0.003,
+        "batch_size": 32,
+        "updates": UPDATES,
+        "epochs": 100,
+    }
     steps |= {"validation_freq": UPDATES, "logging_freq": UPDATES, "overwrite": True}
     # its others pass arguments that torch no longer has
     steps |= {"scheduling": "noam", "learning_rate_factor": 0.5, "learning_rate_warmup": 20}
     return {
-        **{"name": "reverse", "model_dir": str(folder / "model"), "use_cuda": False, "random_seed": 1},
-        "data": {**corpus, "dataset_type": "plain", "src": {"lang": "en", **side}, "trg": {"lang": "de", **side}},
+        **{
+            "name": "reverse",
+            "model_dir": str(folder / "model"),
+            "use_cuda": False,
+            "random_seed": 1,
+        },
+        "data": {
+            **corpus,
+            "dataset_type": "plain",
+            "src": {"lang": "en", **side},
+            "trg": {"lang": "de", **side},
+        },
         "testing": search,
         "training": steps,
         "model": {"tied_softmax": True, "encoder": stack, "decoder": stack},
@@ -76,7 +105,9 @@ def compare_joeynmt(work: Path, layer_norm: str) -> tuple[float, int]:
     texts = folder / "test.en", folder / "test.de"
     run(work, [PACKAGE], "-c", LOGITS, config, *texts, folder / "dumped.json", BEAMS)
     convert("joeynmt", folder / "model", folder / "converted", True)
-    print(f"JoeyNMT, {layer_norm}: {same_lists(folder)} of {SENTENCES} lists of {BEAMS} hypotheses are the same")
+    print(
+        f"JoeyNMT, {layer_norm}: {same_lists(folder)} of {SENTENCES} lists of {BEAMS} hypotheses are the same"
+    )
     return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out.test"))
 
 

@@ -11,14 +11,29 @@ from hf_vanilla_transformer.text import load_tokenizers
 from .environment import BEAMS, SENTENCES, UPDATES, install, lines_of, run, write_corpus
 
 PACKAGE = "pymarian==1.12.42"
-PRE_NORM = ("--transformer-preprocess", "n", "--transformer-postprocess", "da", "--transformer-postprocess-top", "n")
+PRE_NORM = (
+    "--transformer-preprocess",
+    "n",
+    "--transformer-postprocess",
+    "da",
+    "--transformer-postprocess-top",
+    "n",
+)
 
 
 def train(work: Path, folder: Path, options: tuple[str, ...]) -> None:
-    sizes = "--dim-emb 32 --transformer-dim-ffn 64 --transformer-heads 4 --enc-depth 2 --dec-depth 2"
+    sizes = (
+        "--dim-emb 32 --transformer-dim-ffn 64 --transformer-heads 4 --enc-depth 2 --dec-depth 2"
+    )
     steps = f"--after-batches {UPDATES} --mini-batch 64 --learn-rate 0.003 --lr-warmup 60 --transformer-dropout 0.1"
     rest = "--label-smoothing 0.1 --seed 1 --cpu-threads 1 --workspace 256 --quiet --overwrite"
-    files = ("--train-sets", folder / "train.en", folder / "train.de", "--model", folder / "model.npz")
+    files = (
+        "--train-sets",
+        folder / "train.en",
+        folder / "train.de",
+        "--model",
+        folder / "model.npz",
+    )
     vocabularies = ("--vocabs", folder / "en.yml", folder / "de.yml")
     given = (*files, *vocabularies, *f"--type transformer {sizes} {steps} {rest}".split(), *options)
     run(work, [PACKAGE], "-m", "pymarian", "train", *given)
@@ -35,10 +50,32 @@ def compare_marian(work: Path, options: tuple[str, ...] = ()) -> tuple[float, in
     for file in folder.glob("model.npz*"):
         file.unlink()  # it would continue with the files that exist
     train(work, folder, options)
-    texts, vocabularies = (folder / "test.en", folder / "test.de"), ("--vocabs", folder / "en.yml", folder / "de.yml")
-    score = ("--model", folder / "model.npz", "--train-sets", *texts, "--word-scores", "--cpu-threads", 1, "--quiet")
+    texts, vocabularies = (
+        (folder / "test.en", folder / "test.de"),
+        ("--vocabs", folder / "en.yml", folder / "de.yml"),
+    )
+    score = (
+        "--model",
+        folder / "model.npz",
+        "--train-sets",
+        *texts,
+        "--word-scores",
+        "--cpu-threads",
+        1,
+        "--quiet",
+    )
     scored = run(work, [PACKAGE], "-m", "pymarian", "score", *score, *vocabularies).splitlines()
-    search = ("--models", folder / "model.npz", "--beam-size", BEAMS, "--normalize", 1, "--cpu-threads", 1, "--quiet")
+    search = (
+        "--models",
+        folder / "model.npz",
+        "--beam-size",
+        BEAMS,
+        "--normalize",
+        1,
+        "--cpu-threads",
+        1,
+        "--quiet",
+    )
     files = ("--input", texts[0], "--output", folder / "out")
     run(work, [PACKAGE], "-m", "pymarian", "decode", *search, *files, *vocabularies)
     convert("marian-npz", folder / "model.npz", folder / "converted", True)
@@ -47,15 +84,22 @@ def compare_marian(work: Path, options: tuple[str, ...] = ()) -> tuple[float, in
     largest, same, written = 0.0, 0, lines_of(folder / "out")
     for line, reference, scores, theirs in zip(*map(lines_of, texts), scored, written, strict=True):
         ids, labels = (
-            one(text, return_tensors="pt")["input_ids"] for one, text in ((source, line), (target, reference))
+            one(text, return_tensors="pt")["input_ids"]
+            for one, text in ((source, line), (target, reference))
         )
         with torch.inference_mode():
             logits = model(input_ids=ids, labels=labels).logits[0]
             # --normalize 1, and Marian's limit of three times the source
-            ours = model.generate(ids, num_beams=BEAMS, length_penalty=1.0, max_new_tokens=3 * ids.shape[1])[0]
+            ours = model.generate(
+                ids, num_beams=BEAMS, length_penalty=1.0, max_new_tokens=3 * ids.shape[1]
+            )[0]
         found = logits.log_softmax(-1).gather(1, labels[0][:, None])[:, 0]
-        expected = torch.tensor([float(each) for each in scores.partition("WordScores= ")[2].split()])
+        expected = torch.tensor(
+            [float(each) for each in scores.partition("WordScores= ")[2].split()]
+        )
         largest = max(largest, (found - expected).abs().max().item())
         same += target.decode(ours, skip_special_tokens=True).strip() == theirs.strip()
-    assert len(set(written)) > SENTENCES // 10, f"{folder}: the translations hardly differ from each other"
+    assert len(set(written)) > SENTENCES // 10, (
+        f"{folder}: the translations hardly differ from each other"
+    )
     return largest, same

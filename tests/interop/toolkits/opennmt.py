@@ -51,21 +51,45 @@ def options(folder: Path, version: str) -> list[str]:
     network = f"-layers 2 -heads 4 -transformer_ff 64 {width} 32 -word_vec_size 32 -dropout 0.1 -position_encoding"
     kind = "-encoder_type transformer -decoder_type transformer"
     steps = (
-        f"-train_steps {UPDATES} -save_checkpoint_steps {UPDATES} -valid_steps {10 * UPDATES} -batch_size 64 -seed 1"
+        f"-train_steps {UPDATES} -save_checkpoint_steps {UPDATES} -valid_steps {10 * UPDATES} "
+        "-batch_size 64 -seed 1"
     )
     rate = "-optim adam -learning_rate 2 -decay_method noam -warmup_steps 60"
     # otherwise version 3 reads 262,144 sentences before the first update
     bucket = "-num_workers 0 -bucket_size 400" if version >= "3" else ""
-    return [*f"{network} {kind} {steps} {rate} {bucket}".split(), "-save_model", str(folder / "model")]
+    return [
+        *f"{network} {kind} {steps} {rate} {bucket}".split(),
+        "-save_model",
+        str(folder / "model"),
+    ]
 
 
 def train(work: Path, version: str, folder: Path) -> None:
-    files = [folder / f"{part}.{language}" for part in ("train", "dev") for language in ("en", "de")]
+    files = [
+        folder / f"{part}.{language}" for part in ("train", "dev") for language in ("en", "de")
+    ]
     if version < "2":
         names = ("-train_src", "-train_tgt", "-valid_src", "-valid_tgt")
         given = [part for pair in zip(names, files, strict=True) for part in pair]
-        run(work, PACKAGES[version], "-m", "onmt.bin.preprocess", *given, "-save_data", folder / "data", "-overwrite")
-        run(work, PACKAGES[version], "-m", "onmt.bin.train", "-data", folder / "data", *options(folder, version))
+        run(
+            work,
+            PACKAGES[version],
+            "-m",
+            "onmt.bin.preprocess",
+            *given,
+            "-save_data",
+            folder / "data",
+            "-overwrite",
+        )
+        run(
+            work,
+            PACKAGES[version],
+            "-m",
+            "onmt.bin.train",
+            "-data",
+            folder / "data",
+            *options(folder, version),
+        )
         return
     corpora = {
         name: {"path_src": str(files[start]), "path_tgt": str(files[start + 1]), "transforms": []}
@@ -76,7 +100,15 @@ def train(work: Path, version: str, folder: Path) -> None:
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(recipe))
     run(work, PACKAGES[version], "-m", "onmt.bin.build_vocab", "-config", config, "-n_sample", "-1")
-    run(work, PACKAGES[version], "-m", "onmt.bin.train", "-config", config, *options(folder, version))
+    run(
+        work,
+        PACKAGES[version],
+        "-m",
+        "onmt.bin.train",
+        "-config",
+        config,
+        *options(folder, version),
+    )
 
 
 def compare_opennmt(work: Path, version: str) -> tuple[float, int]:
@@ -90,6 +122,15 @@ def compare_opennmt(work: Path, version: str) -> tuple[float, int]:
     if version >= "3":
         given += ("-max_length_ratio", 0)  # of a batch
     run(work, PACKAGES[version], "-m", "onmt.bin.translate", *given)
-    run(work, PACKAGES[version], "-c", LOGITS, checkpoint, source, folder / "test.de", folder / "dumped.json")
+    run(
+        work,
+        PACKAGES[version],
+        "-c",
+        LOGITS,
+        checkpoint,
+        source,
+        folder / "test.de",
+        folder / "dumped.json",
+    )
     convert("opennmt", checkpoint, folder / "converted", True)
     return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out"))

@@ -14,7 +14,14 @@ from .argos import train
 from .environment import SENTENCES, install, run
 from .transformers_marian import PACKAGE, REQUIREMENTS
 
-PACKAGES = ["optimum==2.1.0", "optimum-onnx==0.1.0", "onnx==1.23.2", "ml_dtypes==0.6.0", PACKAGE, *REQUIREMENTS]
+PACKAGES = [
+    "optimum==2.1.0",
+    "optimum-onnx==0.1.0",
+    "onnx==1.23.2",
+    "ml_dtypes==0.6.0",
+    PACKAGE,
+    *REQUIREMENTS,
+]
 
 # Its arguments: the folder, the sentences, the result.
 TRANSLATE = """
@@ -37,7 +44,11 @@ def compare_optimum(work: Path) -> tuple[None, int]:
     folder = work / "optimum"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    sentences, given, result = train(folder, sentencepiece=False), folder / "given.json", folder / "result.json"
+    sentences, given, result = (
+        train(folder, sentencepiece=False),
+        folder / "given.json",
+        folder / "result.json",
+    )
     given.write_text(json.dumps(sentences))
     model, same = load_model(folder / "model", "cpu").eval(), 0
     transformers_js.write(model, folder / "model", folder / "onnx", ("fp32",))

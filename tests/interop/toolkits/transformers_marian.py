@@ -53,6 +53,10 @@ def compare_transformers(work: Path, major: int) -> tuple[float, int]:
         run(work, [PACKAGE, *REQUIREMENTS], *command)
     else:
         assert version("transformers").startswith(f"{major}.")
-        subprocess.run([sys.executable, *map(str, command)], check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        subprocess.run(
+            [sys.executable, *map(str, command)],
+            check=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
     convert("marian", folder / "marian", folder / "converted", True)
     return compare(folder / "converted", dumped, json.loads(dumped.read_text())["lines"])
