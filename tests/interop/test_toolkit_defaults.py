@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.interop import eole, fairseq, joeynmt, marian_npz, opennmt
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import FFN, HEADS, D
 from tests.interop.checkpoints import eole as eole_files
 from tests.interop.checkpoints import fairseq as fairseq_files
@@ -48,7 +49,7 @@ def read_marian_search(folder: Path, changes: dict[str, Any]) -> Any:
 
 def read_opennmt(folder: Path, changes: dict[str, Any]) -> Any:
     model, head = opennmt_files.weights((9, 8))
-    content = {"model": model, "generator": head, "opt": Namespace(heads=HEADS, **changes)}
+    content = {"model": model, "generator": head, "opt": Namespace(**{"heads": HEADS} | changes)}
     torch.save(content, folder / "model.pt")
     return opennmt.from_opennmt(folder / "model.pt")
 
@@ -496,47 +497,68 @@ def test_options_of_a_toolkit_become_settings_of_the_search(
     assert_fields(read(tmp_path, changes).model.generation_config, **expected)
 
 
+# the lowest whole numbers, which the weights of a test may contradict
+LOWEST = [
+    (read_fairseq, "encoder_attention_heads", 1),
+    (read_fairseq_search, "beam", 1),
+    (read_fairseq_search, "min_len", 0),
+    (read_fairseq_search, "no_repeat_ngram_size", 0),
+    (read_fairseq_search, "max_len_b", 1),
+    (read_marian, "transformer_heads", 1),
+    (read_marian_search, "beam_size", 1),
+    (read_opennmt, "heads", 1),
+    (read_eole, "encoder.heads", 1),
+    (read_eole, "head_dim", 1),
+    (read_eole_search, "beam_size", 1),
+    (read_eole_search, "max_length", 1),
+    (read_eole_search, "min_length", 0),
+    (read_eole_search, "block_ngram_repeat", 0),
+    (read_joeynmt, "num_heads", 1),
+    (read_joeynmt, "hidden_size", 1),
+    (read_joeynmt, "ff_size", 1),
+    (read_joeynmt_search, "beam_size", 1),
+    (read_joeynmt_search, "min_output_length", 0),
+]
+
+
+def named(option: str, value: object) -> str:
+    return f"{option.rpartition('.')[2]}={value}".replace("_", "-")
+
+
+@pytest.mark.parametrize(("read", "option", "lowest"), LOWEST)
+def test_whole_number_is_refused_below_its_bound(
+    read: Read, option: str, lowest: int, tmp_path: Path
+) -> None:
+    refusal = error_of(read, tmp_path, {option: lowest - 1}).replace("_", "-")
+    assert named(option, lowest - 1) in refusal
+    try:
+        read(tmp_path, {option: lowest})
+    except UserError as error:
+        assert named(option, lowest) not in str(error).replace("_", "-")
+
+
 @pytest.mark.parametrize(
     ("read", "option", "value"),
     [
-        (read_fairseq, "encoder_attention_heads", 0),
         (read_fairseq, "decoder_attention_heads", None),
         (read_fairseq, "decoder_embed_dim", D + 1),
         (read_fairseq, "decoder_input_dim", D - 1),
         (read_fairseq, "arch", "lightconv"),
-        (read_fairseq_search, "beam", 0),
-        (read_fairseq_search, "min_len", -1),
-        (read_fairseq_search, "no_repeat_ngram_size", -1),
-        (read_fairseq_search, "max_len_b", 0),
-        (read_marian, "transformer_heads", 0),
-        (read_marian_search, "beam_size", 0),
         (read_opennmt, "norm_eps", -1e-6),
-        (read_eole, "encoder.heads", 0),
-        (read_eole, "head_dim", 0),
         (read_eole, "norm_eps", -1e-6),
         (read_eole, "decoder.heads_kv", HEADS + 1),
         (read_eole, "encoder.mlp_activation_fn", "gelu"),
         (read_eole_training, "dropout", -0.1),
         (read_eole_training, "attention_dropout", [-0.1]),
-        (read_eole_search, "beam_size", 0),
-        (read_eole_search, "max_length", 0),
-        (read_eole_search, "min_length", -1),
-        (read_eole_search, "block_ngram_repeat", -1),
-        (read_joeynmt, "num_heads", 0),
-        (read_joeynmt, "hidden_size", 0),
-        (read_joeynmt, "ff_size", 0),
         (read_joeynmt, "dropout", -0.1),
         (read_joeynmt, "alpha", 1.5),
-        (read_joeynmt_search, "beam_size", 0),
-        (read_joeynmt_search, "min_output_length", -1),
     ],
 )
 def test_option_out_of_bounds_is_refused_by_name(
     read: Read, option: str, value: Any, tmp_path: Path
 ) -> None:
     error = error_of(read, tmp_path, {option: value})
-    name = option.rpartition(".")[2].replace("_", "-")
-    assert f"{name}={value}".replace("[-0.1]", "-0.1") in error.replace("_", "-")
+    assert named(option, value).replace("[-0.1]", "-0.1") in error.replace("_", "-")
 
 
 def test_joeynmt_sizes_have_its_defaults(tmp_path: Path) -> None:

@@ -225,11 +225,16 @@ def test_server_runs_until_a_signal(
     address: str,
     lines: list,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
 ) -> None:
     listening = Listening(host)
     loaded = Loaded()
     configs = []
+    printed = []
+
+    def show(line: str, flush: bool) -> None:
+        assert flush  # at once, also into the pipe of a supervisor
+        printed.append(line)
+
     previous = signal.getsignal(signal.SIGTERM)
 
     def run(self: uvicorn.Server, sockets: list) -> None:
@@ -246,6 +251,7 @@ def test_server_runs_until_a_signal(
     monkeypatch.setattr(
         server, "_bound_socket", lambda *address: bound.append(address) or listening
     )
+    monkeypatch.setattr(server, "print", show, raising=False)
     monkeypatch.setattr(server, "load_server", lambda options: loaded)
     monkeypatch.setattr(server, "create_app", lambda loaded: loaded)
     monkeypatch.setattr(server._HttpServer, "run", run)
@@ -257,7 +263,7 @@ def test_server_runs_until_a_signal(
     assert listening.is_closed
     started = ["documents"] if options.limits.translate_files else []
     assert loaded.events == [*started, "ran", "closed"]
-    assert capsys.readouterr().out.splitlines() == [
+    assert printed == [
         f"serving en-de, de-en on {address} (Ctrl-C ends it)",
         "en-de computes in float16 (--dtype changes it)",
         *lines,

@@ -123,7 +123,12 @@ def train(folder, *first, **values):
         ({"optim": "adamw_bnb_8bit"}, "^optim: adamw_bnb_8bit with optim_args="),
         ({"optim": "sgd", "optim_args": "x"}, "^optim: sgd with optim_args="),
         ({"optim": "galore_adamw", "optim_args": "x=1"}, "^optim: galore_adamw with optim_args="),
-        ({"lr_scheduler_type": "reduce_lr"}, "reduce_lr"),
+        ({"lr_scheduler_type": "reduce_lr"}, "^lr_scheduler_type: reduce_lr is not"),
+        ({"torch_compile_mode": "fast"}, "^torch_compile_mode: fast with torch_compile_backend="),
+        (
+            {"torch_compile_backend": "gcc"},
+            "^torch_compile_mode: None with torch_compile_backend=gcc",
+        ),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "cosine_with_min_lr"),
         (
             {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"timescales": 3}'},

@@ -237,12 +237,13 @@ def test_abbreviated_field_is_refused():
         ("d_model: 1.5", "argument --d_model/--d-model: invalid int value: '1.5'"),
         ("bidirectional: perhaps", "argument --bidirectional: Truthy value expected: got perhaps"),
         ("dropout: much", "argument --dropout: invalid float value: 'much'"),
-        ("lr_scheduler_type: sideways", "sideways is not a valid SchedulerType"),
+        ("lr_scheduler_type: sideways", "lr_scheduler_type: sideways is not a valid SchedulerType"),
         (
             "eval_strategy: sometimes",
             "argument --eval_strategy/--eval-strategy: invalid choice: 'sometimes'",
         ),
-        ("max_steps: [1, 2]", "arguments are not used by the HfArgumentParser: ['2']"),
+        ("max_steps: [1, 2]", "max_steps: [1, 2]: give one value"),
+        ("encoder_layers: []", "encoder_layers: []: give one value"),
     ],
 )
 def test_wrong_value_is_named(recipe, line, message):

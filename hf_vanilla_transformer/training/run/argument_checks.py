@@ -233,3 +233,13 @@ def check_optimizer(arguments: TrainingArguments) -> None:
             "relative_step",
         }:
             make([torch.zeros(1, requires_grad=True)], **settings)
+
+
+def check_compilation(arguments: TrainingArguments) -> None:
+    """Let torch check mode and backend of compiled updates. Nothing is compiled."""
+    mode = arguments.torch_compile_mode
+    backend = arguments.torch_compile_backend
+    if mode is None and backend is None:
+        return  # the check imports the compiler
+    with refused_as_one_line(f"torch_compile_mode: {mode} with torch_compile_backend={backend}"):
+        torch.compile(torch.nn.Identity(), backend=backend or "inductor", mode=mode)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -195,11 +196,18 @@ def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
             raise UserError(
                 f"GLOO_SOCKET_IFNAME: this host has no interface {name}; `ip address` lists them"
             ) from None
-        raise missing_extra(error) or UserError(
-            " ".join(str(error).split()) or repr(error)
-        ) from None
+        line = " ".join(str(error).split()) or repr(error)
+        raise missing_extra(error) or UserError(_with_field(line, flags)) from None
     run.named = sorted(_named(flags))
     return model, data, run
+
+
+def _with_field(line: str, flags: Sequence[str]) -> str:
+    """The message of an enumeration of transformers, which gives only the wrong value, after the field with it."""
+    wrong = re.match(r"(\S+) is not a valid \w+, please select one of ", line)
+    values = re.findall(r"^--(\w+)(?:=|\n)(.*)$", "\n".join(flags), re.MULTILINE)
+    names = [name for name, value in values if wrong is not None and value == wrong[1]]
+    return f"{names[-1]}: {line}" if names else line
 
 
 def _named(flags: Sequence[str]) -> set[str]:
@@ -279,6 +287,8 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
                 f"{recipe} has no value for {name}; leave the line out for the default, {_DEFAULTS[name]}"
             )
         if isinstance(value, list):
+            if name not in _LISTS:
+                raise UserError(f"{recipe}: {name}: {value}: give one value, not a list")
             yield f"--{name}"
             yield from (str(each) for each in value)
         elif isinstance(value, dict) and name in _LISTS:

@@ -40,7 +40,13 @@ from ..trainer.evaluation_budget import EvaluationBudget
 from ..trainer.trainer import VanillaTransformerTrainer
 from . import finishing
 from .adapters import add_lora, merge_lora
-from .argument_checks import check_optimizer, check_selection, check_size, refused_as_one_line
+from .argument_checks import (
+    check_compilation,
+    check_optimizer,
+    check_selection,
+    check_size,
+    refused_as_one_line,
+)
 from .arguments import (
     DataArguments,
     ModelArguments,
@@ -308,6 +314,7 @@ def make_trainer(
     tokenizers = run.tokenizers
     check_arguments(args)
     check_optimizer(args)
+    check_compilation(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
     callbacks: list[TrainerCallback] = [ReleaseFreeMemory(), FitThreads()]
