@@ -359,7 +359,7 @@ def known_flags():
     }
     folders = (PACKAGE, ROOT / "scripts", ROOT / "tests")
     sources = [path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")]
-    flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
+    flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)["=]', source)}
     calls = [
         node
         for source in sources
