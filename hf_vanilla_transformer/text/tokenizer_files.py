@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -158,6 +159,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     check_model_files(folder)
     try:
         tokenizer = recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
+        saved = _described_by_file(tokenizer, folder)
     except Exception as error:  # the tokenizers library raises nothing more specific
         names = " ".join(path.name for path in folder.glob("*"))
         if folder.is_dir() and not re.search(r"token|vocab|\.spm|\.model\b", names):
@@ -168,39 +170,43 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    for part in ("normalizer", "decoder"):
-        step = getattr(backend, part, None)
+    for each, part in itertools.product((backend, saved), ("normalizer", "decoder")):
+        step = getattr(each, part, None)
         # the state of a step is its part of tokenizer.json
         if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > _MAX_GROWTH:
             raise UserError(
                 f"{folder}/tokenizer.json: its {part} makes texts {growth:,.0f} times as long, more than {_MAX_GROWTH}"
             )
-    _warn_of_another_reading(tokenizer, folder)
-    return tokenizer
-
-
-def _warn_of_another_reading(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Warn if the class of a tokenizer reads texts otherwise than its `tokenizer.json`.
-
-    transformers 5 builds the steps of a named class itself, and takes only the vocabulary from the file.
-    transformers 4 took the steps from the file.
-    """
-    file = folder / "tokenizer.json"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or type(tokenizer) is PreTrainedTokenizerFast or not file.is_file():
-        return
-    saved = Tokenizer.from_file(str(file))
-    size = min(saved.get_vocab_size(), _PROBED_TOKENS)
-    special = set(tokenizer.all_special_ids)
-    own_text = saved.decode([number for number in range(size) if number not in special])
-    probe = f"{_PROBE} {own_text}"
-    if _tokens(backend, probe) != _tokens(saved, probe):
+    if saved is not None and not _read_alike(tokenizer, saved):
         _LOGGER.warning(
             "%s: tokenizer_class=%s reads texts otherwise than tokenizer.json: if the model learned with that file, "
             "name PreTrainedTokenizerFast in tokenizer_config.json",
             folder,
             type(tokenizer).__name__,
         )
+    return tokenizer
+
+
+def _described_by_file(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Tokenizer | None:
+    """What `tokenizer.json` describes, or None where the class of the tokenizer has read all of it.
+
+    transformers 5 builds the steps of a named class itself, and takes only the vocabulary from the file.
+    transformers 4 took the steps from the file.
+    """
+    file = folder / "tokenizer.json"
+    has_steps = getattr(tokenizer, "backend_tokenizer", None) is not None
+    if not has_steps or type(tokenizer) is PreTrainedTokenizerFast or not file.is_file():
+        return None
+    return Tokenizer.from_file(str(file))
+
+
+def _read_alike(tokenizer: PreTrainedTokenizerBase, saved: Tokenizer) -> bool:
+    """Return whether both read a probe, and the first tokens of the vocabulary, as the same tokens."""
+    size = min(saved.get_vocab_size(), _PROBED_TOKENS)
+    special = set(tokenizer.all_special_ids)
+    own_text = saved.decode([number for number in range(size) if number not in special])
+    probe = f"{_PROBE} {own_text}"
+    return _tokens(tokenizer.backend_tokenizer, probe) == _tokens(saved, probe)
 
 
 def _tokens(backend: Tokenizer, text: str) -> list[str]:

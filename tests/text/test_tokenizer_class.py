@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import GPT2Tokenizer
 
 from hf_vanilla_transformer.text.tokenizer_files import load_tokenizer
+from tests.model_helpers import error_of
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", *"0123456789.?,€"]
 SPECIAL = ["<pad>", "<unk>", "</s>"]
@@ -102,3 +103,19 @@ def test_dropout_is_no_reading(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     state["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     assert warnings_of(caplog, tmp_path) == []
+
+
+def test_file_that_makes_texts_long_is_refused_under_any_class(tmp_path: Path) -> None:
+    tokenizer = word_pieces()
+    steps = [normalizers.Replace("a", "aaaa") for _ in range(9)]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    refusal = error_of(load_tokenizer, folder_of(tmp_path, tokenizer, "BertTokenizer"))
+    assert refusal.endswith("its normalizer makes texts 262,144 times as long, more than 1000")
+
+
+def test_file_that_cannot_be_read_is_refused_under_any_class(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, word_pieces(), "BertTokenizer")
+    state = json.loads((folder / "tokenizer.json").read_text())
+    state["decoder"] = {"type": "Nothing"}
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    assert str(folder) in error_of(load_tokenizer, folder)
