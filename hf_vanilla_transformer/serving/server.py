@@ -55,6 +55,11 @@ def load_server(options: ServeOptions) -> Server:
     for (source, target), folder in model_folders(options.models).items():
         split = sentence_splitter(source) if options.split_sentences else None
         if folder in first:
+            if first[folder].translator.directions.source is None:
+                raise UserError(
+                    f"--model: {source}-{target}={folder}: this model has one direction, and is named for "
+                    f"{first[folder].name} already"
+                )
             site = _site(folder, source, target, first[folder].translator)
             pairs.append(first[folder].directed(source, target, split, site))
             continue

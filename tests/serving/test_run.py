@@ -79,6 +79,14 @@ def test_wrong_options_are_refused(limits: dict, options: dict, message: str) ->
     assert error_of(server.load_server, chosen).startswith(message)
 
 
+def test_model_of_one_direction_is_named_once(tmp_path: Path) -> None:
+    folder = echo_folder(tmp_path / "one")
+    options = ServeOptions([f"en-de={folder}", f"en-fr={folder}"])
+    assert error_of(server.load_server, options) == (
+        f"--model: en-fr={folder}: this model has one direction, and is named for en-de already"
+    )
+
+
 def test_models_are_loaded_with_their_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
