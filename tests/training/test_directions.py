@@ -9,9 +9,11 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.corpora.data_arguments import DataArguments
 from hf_vanilla_transformer.text.language_tokens import language_tokens
 from hf_vanilla_transformer.text.vocabulary import extend_languages
-from tests.model_helpers import slow
+from hf_vanilla_transformer.training.run.fine_tuning import add_languages, load_base_model
+from tests.model_helpers import save_model_of_languages, slow
 from tests.trainer_helpers import assert_same_model, error_of, run_tiny
 
 DIRECTIONS = ["en-de", "en-fr", "de-en"]
@@ -31,6 +33,19 @@ NUMBERS = {
     "max_steps": 4,
 }
 ONE_DIRECTION = {"directions": "null", "source_lang": "en", "target_lang": "de"}
+
+
+def test_base_model_gets_the_languages_that_it_lacks(tmp_path: Path, capsys: Any) -> None:
+    base = load_base_model(str(save_model_of_languages(tmp_path, on_source=False)))
+    rows = base.model.config.vocab_size
+    directions = ["en-de", "en-es"]
+    data_args = DataArguments(directions=directions, add_languages=["es=fr"])
+    add_languages(base, data_args)
+    assert capsys.readouterr().out == "new languages: es\n"
+    ids = language_tokens(base.tokenizers[0]).ids
+    assert ids["es"] == rows
+    embeddings = base.model.get_input_embeddings().weight
+    assert embeddings[ids["es"]].equal(embeddings[ids["fr"]])
 
 
 @pytest.fixture(scope="module", params=["target", *slow("source")])
