@@ -10,9 +10,30 @@ import pytest
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
-from hf_vanilla_transformer.training.run.report import SampleTranslations, duration, log_line
+from hf_vanilla_transformer.training.run.report import (
+    SampleTranslations,
+    TrainingBar,
+    duration,
+    log_line,
+    show_progress,
+)
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_terminal_has_a_bar_unless_the_user_wants_none(monkeypatch, is_terminal, disable_tqdm):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    added = []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(disable_tqdm=disable_tqdm, predict_with_generate=False),
+        add_callback=added.append,
+        remove_callback=lambda callback: None,
+    )
+    show_progress(trainer, None, word_tokenizer(["a"], **SPECIAL_TOKENS))
+    has_bar = any(isinstance(callback, TrainingBar) for callback in added)
+    assert has_bar is (is_terminal and not disable_tqdm)
 
 
 def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd):
