@@ -659,6 +659,22 @@ def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
     assert together.generate(**SOURCE, max_new_tokens=12).equal(expected)
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+def test_sentences_that_join_an_ensemble_later_have_every_decoder(beams: int) -> None:
+    together = with_ensemble([varied_model(0), varied_model()])
+    first = [3, 9, 4, 6]
+    later = [8, 2, 7, 5, 3, 6]
+    refilled = together.generate(
+        **source(first), num_beams=beams, next_batch=batches(later, [], most=1)
+    )
+    alone = [
+        together.generate(input_ids=torch.tensor([ids]), num_beams=beams)[0].tolist()
+        for ids in sentences(first, 24) + sentences(later, 24, 9)
+    ]
+    for found, expected in zip(refilled.tolist(), alone, strict=True):
+        assert found[: len(expected)] == expected
+
+
 def next_batch_of(*tensors: Tensor) -> dict[str, Any]:
     return {"next_batch": lambda count: tensors or None}
 

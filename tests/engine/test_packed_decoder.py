@@ -1,6 +1,7 @@
 """`PackedDecoder`, step by step, against the model's modules."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.decoding_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.engine import c_kernels, linear, packed_decoder
-from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.engine.packed_decoder import OutputRows, PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights, fold_biases
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
@@ -409,3 +410,24 @@ def test_position_encodings_grow_with_the_longest_hypothesis(kind: str) -> None:
         nothing = torch.zeros(1, count, 32)
         expected = model.get_decoder().embed(nothing, torch.arange(count)[None])
         assert_near(encodings[:count], expected[0], 1e-6)
+
+
+def test_rows_of_an_output_layer_give_the_best_of_all_candidates() -> None:
+    """With fewer beams than candidates, and hidden rows."""
+    tokens = torch.tensor([3, 1, 8, 6, 0, 5])
+    logits = torch.randn(2, 3, len(tokens))  # (B, K, n)
+    hidden = torch.zeros(2, 1, len(tokens), dtype=torch.bool)
+    hidden[1, 0, 2] = True
+    whole = torch.full((2, 3, 9), -torch.inf)
+    whole[..., tokens] = logits.masked_fill(hidden, -torch.inf)
+    expected = whole.log_softmax(dim=-1).topk(5)
+
+    config = SimpleNamespace(
+        num_candidates=5,
+        num_beams=3,
+        extend=lambda state, log_probs, index, penalties: (log_probs, index),
+    )
+    rows = OutputRows(head=None, ids=tokens, hidden=hidden, size=9)
+    log_probs, index = rows.advance(None, logits, config, None)
+    torch.testing.assert_close(log_probs, expected.values)
+    assert index.equal(expected.indices)
