@@ -66,6 +66,17 @@ def test_sentences_keep_their_order_and_their_tokens(most: int) -> None:
     assert max(asked) <= 4
 
 
+def test_batches_of_several_sizes_give_the_number_that_is_wanted() -> None:
+    sizes = [[0], [1, 2, 3], [4, 5]]
+    ahead = ReadAhead(lambda count: encoded(sizes.pop(0), 3) if sizes else None, 8, LateStream())
+    for _ in range(3):
+        ahead.fill()
+    for wanted, numbers in ((5, [0, 1, 2, 3, 4]), (5, [5])):
+        taken = ahead.take(wanted)
+        assert taken is not None
+        assert taken[1][:, 0].tolist() == numbers
+
+
 def test_no_more_sentences_wait_than_the_search_has_rows() -> None:
     asked: list[int] = []
     ahead = reader([3] * 20, 100, asked)
