@@ -431,3 +431,9 @@ def test_rows_of_an_output_layer_give_the_best_of_all_candidates() -> None:
     log_probs, index = rows.advance(None, logits, config, None)
     torch.testing.assert_close(log_probs, expected.values)
     assert index.equal(expected.indices)
+
+
+@pytest.mark.parametrize(("device", "trims"), [("cpu", True), ("meta", False)])
+def test_only_a_cpu_knows_the_lengths_of_sources_at_once(device: str, trims: bool) -> None:
+    visible = torch.ones(1, 2, dtype=torch.bool, device=device)
+    assert PackedDecoder._trims(SimpleNamespace(), visible) is trims
