@@ -64,6 +64,7 @@ def test_each_direction_is_scored_and_the_mean_chooses(
             assert results[f"{split}_{metric}"] == pytest.approx(sum(apart) / 3)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert all(f"chrF, {name}" in card for name in DIRECTIONS)
+    assert "The test text was translated with 2 beams, score log P / " in card
     assert set(json.loads((folder / "tokenizer_config.json").read_text())["directions"][0]) == {
         "en",
         "de",
