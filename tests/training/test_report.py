@@ -13,12 +13,23 @@ from hf_vanilla_transformer.text.language_tokens import add_language_tokens
 from hf_vanilla_transformer.training.run.report import (
     SampleTranslations,
     TrainingBar,
+    TrainingReport,
     duration,
     log_line,
     show_progress,
 )
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
+
+
+@pytest.mark.parametrize(
+    ("task", "items"), [("language", "2 sentences "), ("sequence", "2 sequences ")]
+)
+def test_evaluations_count_what_the_task_has(capsys, task, items):
+    logs = {"eval_sentences": 2, "eval_loss": 1.0}
+    state = SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2, log_history=[])
+    TrainingReport(task=task).on_log(None, state, None, logs=logs)
+    assert items in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
