@@ -35,6 +35,7 @@ PAIRS = [
         ("save_total_limit=0", " 1"),
         ("seed=-1", " 0"),
         ("seed=4294967296", "4,294,967,295"),
+        ("data_seed=4294967296", "4,294,967,295"),
         ("generation_max_length=1000000000000", "100,000"),
         ("learning_rate=-1.0", " 0"),
         ("learning_rate=nan", " 0"),

@@ -154,7 +154,6 @@ def test_resume_with_another_setting_is_refused(run, changed, value):
     assert (f"model_name_or_path={run / 'checkpoint-2'}" in message) is not of_data
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "value", "name"),
     [
