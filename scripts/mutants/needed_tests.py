@@ -20,7 +20,7 @@ FOLDERS = {
     "tests": ROOT,
     "scripts/trials": ROOT,
 }
-# What a test does through such a module it does itself.
+# Helpers of tests: a test module that imports one also tests the modules that the helper imports.
 HELPERS = "tests.", "scripts.trials."
 
 Graph = dict[str, set[str]]

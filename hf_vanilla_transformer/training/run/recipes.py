@@ -203,10 +203,13 @@ def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
 
 
 def _with_field(line: str, flags: Sequence[str]) -> str:
-    """The message of an enumeration of transformers, which gives only the wrong value, after the field with it."""
+    """Put the field before the message of an enumeration of transformers, which gives only the wrong value."""
     wrong = re.match(r"(\S+) is not a valid \w+, please select one of ", line)
-    values = re.findall(r"^--(\w+)(?:=|\n)(.*)$", "\n".join(flags), re.MULTILINE)
-    names = [name for name, value in values if wrong is not None and value == wrong[1]]
+    if wrong is None:
+        return line
+    # `--name=value`, or `--name` and then `value`
+    given = re.findall(r"^--(\w+)(?:=|\n)(.*)$", "\n".join(flags), re.MULTILINE)
+    names = [name for name, value in given if value == wrong[1]]
     return f"{names[-1]}: {line}" if names else line
 
 
