@@ -63,6 +63,8 @@ def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
         parser.error(
             f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
         )
+    if parsed.dropped and not parsed.dropped.endswith((".tsv", ".tsv.gz")):
+        parser.error(f"--dropped {parsed.dropped}: pairs and rules are a table, give one .tsv")
 
 
 def _row(cells: Sequence[str]) -> str:
