@@ -171,8 +171,14 @@ def plan_search(
     Returns:
         `beam_search` as a `custom_generate`, or None. The paper's limit (§6.1), and its α for transformers'
         beam search. The names of settings that are not covered.
+
+    Raises:
+        ValueError: a search of no beams, or for no translations.
     """
     requested = _requested(model, generation_config, kwargs)
+    for name in ("num_beams", "num_return_sequences"):
+        if requested.get(name, 1) < 1:
+            raise ValueError(f"{name}: {requested[name]}: give at least 1")
     settings: dict[str, Any] = {}
     over = None
     if requested.get("max_length") is None and requested.get("max_new_tokens") is None:

@@ -52,6 +52,19 @@ def test_length_penalty_of_caller_and_model(own, given, config, alpha, formula):
     assert not uncovered
 
 
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_counts_below_one_are_refused(name: str, count: int) -> None:
+    """transformers' loops end in tracebacks here, or return another number of translations."""
+    model = varied_model()
+    ids = source([4, 3])["input_ids"]
+    with pytest.raises(ValueError, match=f"^{name}: {count}: give at least 1$"):
+        model.generate(ids, **{name: count})
+    with pytest.raises(ValueError, match=f"^{name}: {count}: give at least 1$"):
+        model.generate(ids, GenerationConfig(**{name: count}))
+    model.generate(ids, **{name: 1}, max_new_tokens=1)
+
+
 def fill_in_defaults(model: Model) -> None:
     """Do as `Seq2SeqTrainer.prediction_step` does after each evaluation."""
     config = model.generation_config
