@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
+from hf_vanilla_transformer.batches.packing import is_packed
 from hf_vanilla_transformer.training.trainer.objectives import consistency
 from hf_vanilla_transformer.training.trainer.objectives.consistency import (
     ConsistencyObjective,
@@ -366,6 +368,33 @@ def test_simcut_keeps_each_of_several_end_tokens() -> None:
     first, second = simcut(probability=0.999).inputs(model, batch)["inputs_embeds"]
     assert second[1:3].equal(first[1:3])
     assert not second[0].any()
+
+
+def test_simcut_keeps_the_start_of_each_target_of_a_packed_row() -> None:
+    model = tiny_model()
+    batch = {
+        "input_ids": torch.tensor([[5, EOS, 6, EOS, PAD]]),
+        "decoder_input_ids": torch.tensor([[START, 5, 7, START, 9]]),
+        "decoder_position_ids": torch.tensor([[0, 1, 2, 0, 1]]),
+        "labels": torch.tensor([[5, 7, EOS, 9, EOS]]),
+        "segment_ids": torch.tensor([[1, 1, 2, 2, 0]]),
+        "decoder_segment_ids": torch.tensor([[1, 1, 1, 2, 2]]),
+    }
+    assert is_packed(batch)
+    inputs = simcut(probability=0.9999).inputs(model, batch)
+    kept = inputs["decoder_inputs_embeds"][1].ne(0).any(dim=-1)
+    assert kept.tolist() == [True, False, False, True, False]
+
+
+def test_arguments_of_transformers_have_no_objective(tmp_path: Path) -> None:
+    args = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert consistency.consistency_objective(args) is None
+
+
+def test_defaults_are_those_of_the_papers() -> None:
+    cut = simcut()
+    assert (cut.alpha, cut.cutoff) == (3.0, 0.05)
+    assert r_drop().alpha == 5.0
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -181,6 +181,25 @@ def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
     )
 
 
+def test_teacher_keeps_no_more_tokens_than_there_are(tmp_path: Path) -> None:
+    student = tiny_model()
+    student.save_pretrained(tmp_path)
+    teacher = Teacher([tmp_path], 0.5, student)
+    assert not any(weight.requires_grad for weight in teacher.models[0].parameters())
+    for count, kept in ((1, 1), (99, 40)):
+        teacher.keep_top(count, random_pairs(3), collate)
+        assert teacher.top is not None
+        assert teacher.top.tokens.shape[1] == kept
+
+
+def test_teacher_of_another_class_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation, "load_model", lambda *_: torch.nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"^teacher .* is a Linear: convert it, or use `distil`"):
+        Teacher([tmp_path], 0.5, tiny_model())
+
+
 def test_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     tiny_model(vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="vocab_size=50.* 40"):
