@@ -107,6 +107,17 @@ def test_size_of_a_model_is_that_of_its_matrices(monkeypatch, positions, widths)
     assert re.match(r"the model would have ([\d,]+) parameters", message)[1] == f"{matrices:,}"
 
 
+def test_size_of_a_model_is_said_in_gigabytes(monkeypatch):
+    """Of 4 bytes a parameter."""
+    sizes = {"vocab_size": 12 * 10**8, "d_model": 2, "encoder_layers": 1, "decoder_layers": 1}
+    monkeypatch.setattr(argument_checks, "memory_size", lambda: 36 * 10**8)
+    config = VanillaTransformerConfig(**sizes, encoder_attention_heads=1, decoder_attention_heads=1)
+    message = error_of(argument_checks.check_size, config)
+    assert message.endswith(
+        " parameters, 10 GB, and this machine has 4 GB: make its fields smaller (d_model=2, …)"
+    )
+
+
 def train(folder, *first, **values):
     settings = {
         "per_device_train_batch_size": 2,

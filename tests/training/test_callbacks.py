@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TrainerControl
 
-from hf_vanilla_transformer.training.run import run
+from hf_vanilla_transformer.training.run import precision, run
 from hf_vanilla_transformer.training.run.arguments import RunArguments
 from hf_vanilla_transformer.training.run.precision import bf16_is_faster
 from hf_vanilla_transformer.training.state import callbacks
@@ -153,3 +153,68 @@ def test_peak_learning_rate_defaults_to_the_papers(tmp_path):
 
     assert learning_rate() == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000
     assert learning_rate(learning_rate=0.5) == 0.5
+
+
+class Timed(torch.nn.Module):
+    """A model whose steps take these seconds, in bfloat16 and in float32."""
+
+    config = SimpleNamespace(vocab_size=7, target_vocab_size=5)
+    device = torch.device("cpu")
+
+    def __init__(self, **seconds):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.seconds = {name: iter(each) for name, each in seconds.items()}
+        self.now = 0.0
+
+    def forward(self, input_ids, labels):
+        assert self.training
+        assert input_ids.equal(labels)
+        assert input_ids.tolist() == [[0, 1, 2, 3], [4, 0, 1, 2]]
+        self.now += next(self.seconds["bf16" if torch.is_autocast_enabled("cpu") else "fp32"])
+        return SimpleNamespace(loss=self.weight.square())
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp32", "faster"),
+    [
+        # The first step is a warm-up. Medians are compared.
+        ([100, 2, 2, 2], [1, 3, 3, 3], True),
+        ([1, 3, 3, 3], [100, 2, 2, 2], False),
+        ([1, 2, 50, 2], [1, 3, 3, 3], True),
+        ([1, 2, 2, 2], [1, 2, 2, 2], False),
+    ],
+)
+def test_faster_precision_is_that_of_the_median_step(monkeypatch, bf16, fp32, faster):
+    model = Timed(bf16=bf16, fp32=fp32)
+    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: model.now))
+    assert bf16_is_faster(model, sentences=2, length=4) is faster
+    assert not any(list(rest) for rest in model.seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "printed"),
+    [
+        ({}, None, "float32"),
+        ({"bf16": True}, None, "bf16 (as set)"),
+        ({"fp16": True}, None, "fp16 (as set)"),
+        ({"auto_bf16": True, "bf16": True}, None, "bf16 (as set)"),
+        ({"auto_bf16": True, "fp16": True}, None, "fp16 (as set)"),
+        ({"auto_bf16": True}, None, "bf16 (the faster one in a measurement)"),
+        ({"auto_bf16": True}, "bf16", "bf16 (as in checkpoint-1)"),
+        ({"auto_bf16": True}, "float32", "float32 (as in checkpoint-1)"),
+    ],
+    ids=str,
+)
+def test_precision_is_measured_only_if_it_is_open(monkeypatch, capsys, fields, kept, printed):
+    state = SimpleNamespace(fixed={"precision": kept})
+    monkeypatch.setattr(precision, "bf16_is_faster", lambda model: True)
+    monkeypatch.setattr(precision, "read_run_state", lambda checkpoint: state)
+    unset = {"auto_bf16": False, "bf16": False, "fp16": False, "mixed_precision": "no"}
+    args = SimpleNamespace(device="cpu", **unset | fields)
+    precision.resolve_precision(torch.nn.Identity(), args, kept and "checkpoint-1")
+    assert capsys.readouterr().out == f"precision: {printed}\n"
+    assert args.bf16 is printed.startswith("bf16")
+    measured = args.bf16 and "bf16" not in fields
+    assert args.mixed_precision == ("bf16" if measured else "no")
+    assert args.auto_bf16 is False

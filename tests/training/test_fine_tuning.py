@@ -8,6 +8,7 @@ import shutil
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from num2words import num2words
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
-from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.inference.languages import card_languages, model_languages
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
@@ -24,7 +25,7 @@ from hf_vanilla_transformer.interop.importers import IMPORTERS
 from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.vocabulary import extend_languages
-from hf_vanilla_transformer.training.run import adapters
+from hf_vanilla_transformer.training.run import adapters, fine_tuning
 from hf_vanilla_transformer.training.run.arguments import (
     DataArguments,
     ModelArguments,
@@ -32,10 +33,15 @@ from hf_vanilla_transformer.training.run.arguments import (
 )
 from hf_vanilla_transformer.training.run.fine_tuning import (
     SCORES_BEFORE,
+    base_folder,
     check_fields,
+    check_tokens_kept,
     describe_defaults,
     load_base_model,
+    resumed_model,
+    score_before,
 )
+from hf_vanilla_transformer.training.run.languages import run_languages
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from tests.interop.foreign import write_m2m100_folder, write_opus_folder, write_opus_tokenizer
@@ -203,6 +209,40 @@ def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(
     assert not settings.keys() & {"is_local", "local_files_only"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"directions": ["en-de"], "train": ["a.en", "a.de"]}, None),
+        ({"source_lang": "fr", "target_lang": "it"}, ("fr", "it")),
+        ({"source_lang": "fr", "data": "no folder"}, None),
+        ({"train": ["a.en", "a.de"], "source_lang": "fr"}, ("en", "de")),
+        ({"train": ["a.en.gz", "a.de.gz"], "target_lang": "fr"}, ("en", "de")),
+        ({"train": ["a.pt-BR", "a.en-GB"]}, ("pt-BR", "en-GB")),
+        ({"train": ["a.tmx"]}, ("en", "de")),
+        ({"train": ["a.tmx"], "source_lang": "de"}, ("de", "en")),
+        ({"train": ["a.tmx"], "target_lang": "en"}, ("de", "en")),
+        ({"train": ["a.src", "a.tgt"]}, None),  # no known languages
+        ({"train": ["a.en", "b.en"]}, None),
+        ({"train": ["a.tsv"], "source_column": "it", "target_column": "fr"}, ("it", "fr")),
+        ({"train": ["a.tsv"], "source_column": "it", "target_column": "text"}, None),
+        ({"train": ["a.tsv", "a.en", "a.de"]}, ("en", "de")),
+    ],
+    ids=str,
+)
+def test_languages_of_a_run_are_those_of_the_first_place_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict, expected: tuple | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.tmx").write_text(f"<tmx><body>{UNIT}</body></tmx>", encoding="utf-8")
+    for name in fields.get("train", []):
+        (tmp_path / name).touch()
+    args = RunArguments(str(tmp_path))
+    assert run_languages(DataArguments(**fields), args) == expected
+    args.model_name_or_path = "opus-mt-es-ru"
+    of_base = fields.keys() & {"directions"} or fields.keys() >= {"source_lang", "target_lang"}
+    assert run_languages(DataArguments(**fields), args) == (expected if of_base else ("es", "ru"))
+
+
 def chrf(model: Path, files: list[Path], **search: Any) -> float:
     """The score of the translations of a model folder."""
     sources, references = (file.read_text("utf-8").splitlines() for file in files)
@@ -285,6 +325,122 @@ def test_folder_of_another_model_is_refused(content: str | None, tmp_path: Path)
     if content is not None:
         (tmp_path / "config.json").write_text(content, encoding="utf-8")
     assert str(tmp_path) in error_of(load_base_model, str(tmp_path))
+
+
+@pytest.mark.parametrize("has_target", [True, False])
+def test_importers_convert_models_of_other_types(tmp_path: Path, has_target: bool) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bart"}', encoding="utf-8")
+    source, target = (train_tokenizer(lines, 300) for lines in (SOURCES, TARGETS))
+    foreign = SimpleNamespace(
+        model=tiny_model().double(),
+        tokenizer=source,
+        target_tokenizer=target if has_target else None,
+    )
+    importers = {"bart": lambda folder: foreign if folder == tmp_path else None}
+    translator = load_base_model(str(tmp_path), importers=importers)
+    assert translator.model.dtype == torch.float32
+    assert translator.tokenizers == (source, target if has_target else source)
+    foreign.tokenizer = None
+    message = error_of(load_base_model, str(tmp_path), importers=importers)
+    assert message.endswith(" has no tokenizer: add its files to the folder")
+    message = error_of(load_base_model, str(tmp_path), importers={"mbart": None, "t5": None})
+    assert "this package's models and those of transformers' mbart, t5 can be" in message
+    assert "this package's models can be" in error_of(load_base_model, str(tmp_path))
+
+
+def test_folder_of_the_base_is_fetched_only_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        fine_tuning, "from_hub", lambda *request: asked.append(request) or tmp_path / "fetched"
+    )
+    args = RunArguments(str(tmp_path))
+    assert base_folder(args, fetch=True) is None
+    args.model_name_or_path = str(tmp_path)
+    assert base_folder(args, fetch=True) == base_folder(args, fetch=False) == tmp_path
+    args.model_name_or_path = "some/model"
+    assert base_folder(args, fetch=False) is None
+    assert not asked
+    assert base_folder(args, fetch=True) == tmp_path / "fetched"
+    assert asked == [("some/model", "model_name_or_path: ")]
+
+
+def test_fields_that_repeat_the_base_model_are_accepted(base: Path) -> None:
+    translator = load_base_model(str(base))
+    config = translator.model.config
+    own = ModelArguments(
+        d_model=config.d_model,
+        layer_norm_eps=float(str(config.layer_norm_eps)),
+        activation_function="".join(config.activation_function),
+        vocab_size=int(str(config.vocab_size)),
+        dropout=0.7,
+    )
+    check_fields("base", config, translator.tokenizers[0], own, DataArguments())
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "refused"),
+    [
+        ({}, (None, "chars"), None),
+        ({"tokens": "chars"}, ("chars", "chars"), None),
+        ({"tokens": "chars"}, ("chars", "words"), "tokens: chars: "),
+        ({"tokens": "chars"}, (None, None), "tokens: chars: "),
+        ({"source_tokens": "words"}, ("words", "chars"), None),
+        ({"source_tokens": "words"}, ("chars", "words"), "source_tokens: words: "),
+        ({"target_tokens": "words"}, ("words", "chars"), "target_tokens: words: "),
+        ({"tokens": "chars", "target_tokens": "words"}, ("chars", "words"), None),
+    ],
+    ids=str,
+)
+def test_kinds_of_tokens_are_those_of_the_base(fields: dict, kept: tuple, refused: str) -> None:
+    tokenizers = [SimpleNamespace(init_kwargs={"tokens": kind} if kind else {}) for kind in kept]
+    data_args = DataArguments(task="sequence", **fields)
+    if refused is None:
+        check_tokens_kept("base", tokenizers, data_args)
+    else:
+        assert error_of(check_tokens_kept, "base", tokenizers, data_args).startswith(refused)
+
+
+def test_resumed_model_has_sizes_and_search_of_its_checkpoint(base: Path) -> None:
+    class Own(VanillaTransformerForConditionalGeneration):
+        pass
+
+    new = ModelArguments(dropout=0.0, label_smoothing=0.2)
+    for model_class in (None, Own):
+        model = resumed_model(base, new, DataArguments(), model_class)
+        assert type(model) is (model_class or VanillaTransformerForConditionalGeneration)
+        config = model.config
+        assert (config.dropout, config.label_smoothing, config.d_model) == (0.0, 0.2, 32)
+        assert model.generation_config.num_beams == 2
+    assert resumed_model(base, ModelArguments(), DataArguments()).config.dropout == 0.1
+    wrong = ModelArguments(d_model=64)
+    assert error_of(resumed_model, base, wrong, DataArguments()).startswith("d_model: 64: ")
+
+
+def test_scores_before_of_a_changed_split_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def kept(**fields: Any) -> dict[str, Any]:
+        args = SimpleNamespace(output_dir=str(tmp_path))
+        run = SimpleNamespace(args=args, checkpoint=tmp_path / "checkpoint-1", **fields)
+        return score_before(SimpleNamespace(other_facts=now), run)
+
+    scores = {"before_test_bleu": 1.0, "before_base_test_bleu": 2.0, "before_eval_bleu": 3.0}
+    then = {"test data": "a", "validation data": "b"}
+    now = {"test data": "c", "base_test data": "d", "validation data": "b"}
+    state = SimpleNamespace(settings=then)
+    monkeypatch.setattr(fine_tuning, "read_run_state", lambda checkpoint: state)
+    file = tmp_path / SCORES_BEFORE
+    assert kept() == {}
+    assert not file.exists()
+    capsys.readouterr()
+    file.write_text(json.dumps(scores), encoding="utf-8")
+    del scores["before_test_bleu"]
+    assert kept() == json.loads(file.read_text(encoding="utf-8")) == scores
+    printed = capsys.readouterr().out
+    assert printed.startswith("test: not the split that the base model was scored on")
+    assert printed.count("\n") == 1
 
 
 def test_opus_folder_is_fine_tuned_with_its_tokenizer_and_search(
@@ -431,6 +587,35 @@ def test_adapters_are_made_without_a_warning_of_libraries(tmp_path: Path) -> Non
     assert any("lora_A" in name for name, _ in adapted.named_parameters())
 
 
+def test_adapter_is_saved_and_merged_with_twice_its_product(tmp_path: Path, capsys) -> None:
+    """The scale α / r is 2: the merged weight is W + 2 B A."""
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    args = RunArguments(str(tmp_path), model_name_or_path="base", lora_r=3)
+    model = tiny_model()
+    whole = model.num_parameters()
+    adapted = adapters.add_lora(model, args)
+    rank_rows = {name: each for name, each in adapted.named_parameters() if each.requires_grad}
+    trained = sum(each.numel() for each in rank_rows.values())
+    targets = "q_proj, k_proj, v_proj, out_proj, fc1, fc2"
+    said = f"LoRA: {trained:,} of {whole + trained:,} parameters are trained, in {targets}\n"
+    assert capsys.readouterr().out == said
+    layer = model.model.encoder.layers[0].fc1
+    start = layer.weight.detach().clone()
+    factors = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    for factor in factors:
+        torch.nn.init.normal_(factor)
+    first, second = (factor.detach().clone() for factor in factors)
+    assert first.shape[0] == 3
+    unwrapping = SimpleNamespace(unwrap_model=lambda wrapped: wrapped)
+    trainer = SimpleNamespace(accelerator=unwrapping, model=adapted, args=args)
+    adapters.merge_lora(trainer, tmp_path)
+    assert trainer.model is trainer.model_wrapped
+    merged = trainer.model.model.encoder.layers[0].fc1.weight
+    torch.testing.assert_close(merged, start + 2 * second @ first)
+    saved = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert saved.base_model_name_or_path == "base"
+
+
 @pytest.mark.slow
 def test_lora_run_ends_with_the_merged_model_and_its_adapter(
     base: Path, text: dict, tmp_path: Path, capsys
@@ -473,6 +658,7 @@ def test_lora_run_ends_with_the_merged_model_and_its_adapter(
     [
         ({"average_last": 2}, "average_last"),
         ({"ema_decay": 0.9}, "ema_decay"),
+        ({"muon": True}, "muon"),
         ({"lora_r": -1}, "lora_r"),
         ({"model_name_or_path": "null"}, "lora_r"),
     ],

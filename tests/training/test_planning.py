@@ -4,11 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
-from transformers import TrainerState, TrainingArguments
+from transformers import SchedulerType, TrainerState, TrainingArguments, get_scheduler
 
 from hf_vanilla_transformer.training.run import planning
-from hf_vanilla_transformer.training.run.planning import PlanUpdates, make_schedule
+from hf_vanilla_transformer.training.run.arguments import Choice
+from hf_vanilla_transformer.training.run.planning import PlanUpdates, choose_by_pairs, make_schedule
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.state import callbacks
 from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
@@ -146,6 +148,46 @@ def test_wrong_value_of_a_row_is_named(recipe):
     assert "--dropout: invalid float value: 'much'" in message
 
 
+@pytest.mark.parametrize(
+    ("pairs", "kept", "max_steps", "limit", "updates"),
+    [
+        (4, {}, -1, 4, -1),
+        (5, {}, -1, 12, -1),
+        (13, {}, -1, 12, -1),
+        (5, {planning.CHOICE: 4, planning.UPDATES: 30}, -1, 4, 30),
+        (5, {planning.CHOICE: 4, planning.UPDATES: 30}, 7, 4, 7),
+        (5, {planning.CHOICE: 6}, -1, 12, -1),  # a row that the recipe has no longer
+    ],
+)
+def test_resume_keeps_the_row_and_the_planned_updates(
+    monkeypatch, capsys, pairs, kept, max_steps, limit, updates
+):
+    monkeypatch.setattr(planning, "read_run_state", lambda folder: SimpleNamespace(fixed=kept))
+    rows = {
+        size: Choice(fields, why, (size, size, SimpleNamespace(max_steps=max_steps)))
+        for size, fields, why in ((12, {"dropout": 0.3, "d_model": 8}, ""), (4, {}, "few"))
+    }
+    corpus = SimpleNamespace(
+        reports={"train": SimpleNamespace(kept=pairs)}, pairs={"train": range(pairs)}
+    )
+    args = SimpleNamespace(choices=rows)
+    *_, args, facts = choose_by_pairs((0, 0, args), corpus, "checkpoint-1" if kept else None)
+    assert facts.pop(planning.CHOICE) == limit
+    assert args.max_steps == updates
+    assert facts == ({planning.UPDATES: 30} if updates == 30 else {})
+    said = {4: "4: few\n  \n", 12: "12\n  dropout=0.3 d_model=8\n"}[limit]
+    number = f"{pairs} training pairs"
+    assert capsys.readouterr().out == f"{number}: the recipe's fields for up to {said}"
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(None, 1.0), (0.25, 0.25)])
+def test_schedule_warms_up_to_the_learning_rate(rate, expected):
+    args = TrainingArguments("unused", use_cpu=True, learning_rate=rate, warmup_steps=0.5)
+    schedule = make_schedule(args, 8)
+    rates = [schedule.base_lrs[0] * schedule.lr_lambdas[0](step) for step in (2, 4, 6, 8)]
+    assert rates == [expected / 2, expected, expected / 2, 0]
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of a run. `seconds` gives those of an update from the number of updates before it."""
@@ -194,6 +236,111 @@ def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
         state.global_step = step
         plan.on_step_end(None, state, None)
     assert asked == [20, 30, 40]
+
+
+def plans(seconds, at_steps, *, limit=600, updates=None, most=1000, asleep=0, **fields):
+    """(update, planned updates) of each plan, from the training seconds at each of these updates."""
+    args = TrainingArguments("unused", use_cpu=True, learning_rate=0.5, **fields)
+    facts = {} if updates is None else {planning.UPDATES: updates}
+    trainer = SimpleNamespace(lr_scheduler=make_schedule(args, 1000), fixed_facts=facts)
+    stop = SimpleNamespace(max_seconds=limit, evaluation_seconds=asleep)
+    plan = PlanUpdates(trainer, stop)
+    state = TrainerState(max_steps=most)
+    made = []
+    for step in at_steps:
+        stop.seconds = lambda step=step: seconds(step) + asleep
+        state.global_step = step
+        plan.on_step_end(args, state, None)
+        if facts.get(planning.UPDATES, updates) != (made[-1][1] if made else updates):
+            made.append((step, facts[planning.UPDATES]))
+    assert not made or state.max_steps == args.max_steps == made[-1][1]
+    return made
+
+
+def slower(step):
+    """1 second an update, after the hundredth 2 seconds."""
+    return step + max(0, step - 100)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fields", "expected"),
+    [
+        # 540 of 600 seconds are for updates. A twentieth of them, 30, have passed.
+        (lambda step: step, {}, [(30, 540)]),
+        (lambda step: step, {"asleep": 15}, [(15, 540)]),  # evaluations count as passed
+        (lambda step: step, {"most": 400}, [(30, 400)]),  # of the epochs
+        (lambda step: 10 + 2 * step, {"limit": 1000}, [(20, 445)]),
+        # Checks after 27 updates each. 27 take 45 seconds at the one after 118.
+        (slower, {}, [(30, 540), (118, 118 + 404 * 27 // 45), (136, 136 + 368 // 2)]),
+        (lambda step: step if step < 30 else 2000, {}, [(30, 31)]),  # at least one
+    ],
+)
+def test_updates_are_planned_from_the_time_of_those_so_far(seconds, fields, expected):
+    assert plans(seconds, range(1, 200), **fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "expected"),
+    [
+        # 5 updates in 10 seconds, and (180 - 20) / 2 more, are 95 of 100.
+        ((9, 10, 15), 200, []),
+        ((9, 10, 15), 198, [(15, 94)]),
+        ((9, 10, 15), 20, [(15, 16)]),
+        ((9, 10, 14), 20, []),  # less than a twentieth
+        ((9, 10, 15, 19), 200, []),  # counted from the last check
+        ((9, 10, 100), 20, []),  # the last update
+    ],
+)
+def test_plan_is_checked_after_a_twentieth_of_it(steps, limit, expected):
+    assert plans(lambda step: 2 * step - 10, steps, limit=limit, updates=100) == expected
+
+
+def test_schedule_of_every_group_ends_with_the_plan(capsys):
+    args = TrainingArguments("unused", use_cpu=True, eval_steps=0.25)
+    groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (1.0, 3.0)]
+    schedule = get_scheduler("linear", torch.optim.SGD(groups), 0, 1000)
+    trainer = SimpleNamespace(lr_scheduler=schedule, fixed_facts={})
+    stop = SimpleNamespace(max_seconds=30, evaluation_seconds=0)
+    plan = PlanUpdates(trainer, stop)
+    state = TrainerState(max_steps=1000)
+    for step in (10, 20):
+        state.global_step = step
+        stop.seconds = lambda step=step: step
+        plan.on_step_end(args, state, None)
+    assert trainer.fixed_facts == {planning.UPDATES: 27}
+    said = "schedule: 27 updates, for 0.5 minutes and 3 epochs at 1 s an update\n"
+    assert capsys.readouterr().out == said
+    assert state.eval_steps == 7  # a quarter, rounded up
+    assert [factor(18) for factor in schedule.lr_lambdas] == pytest.approx([1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"limit": None},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+    ],
+    ids=str,
+)
+def test_nothing_is_planned_without_minutes_or_an_end(fields):
+    assert plans(lambda step: step, range(1, 60), **fields) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"max_minutes": None}, False),
+        ({"max_steps": 1}, False),
+        ({"lr_scheduler_type": "inverse_sqrt"}, False),
+        ({"lr_scheduler_type": SchedulerType("constant")}, False),
+        ({"lr_scheduler_type": SchedulerType("cosine")}, True),
+    ],
+    ids=str,
+)
+def test_minutes_plan_a_schedule_that_ends(fields, expected):
+    limits = {"max_minutes": 5, "max_steps": -1, "lr_scheduler_type": "linear"}
+    assert PlanUpdates.is_needed(SimpleNamespace(**limits | fields)) is expected
 
 
 @pytest.mark.slow

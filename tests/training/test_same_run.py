@@ -23,7 +23,8 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training.run.facts import names_digest
+from hf_vanilla_transformer.training.run.arguments import RunArguments
+from hf_vanilla_transformer.training.run.facts import model_facts, names_digest
 from hf_vanilla_transformer.training.run.recipes import parse_recipe, training_parser
 from hf_vanilla_transformer.training.state.fingerprint import (
     COMPARED_AS,
@@ -33,6 +34,7 @@ from hf_vanilla_transformer.training.state.fingerprint import (
     PLAN,
     RUN_STATE,
     SELECTION,
+    content_of,
     read_run_state,
     source_digest,
 )
@@ -571,6 +573,23 @@ def test_folder_of_a_metric_is_compared(tmp_path: Path) -> None:
     assert before is not None
     assert names_digest([str(tmp_path), "bleu"]) != before
     assert names_digest(["bleu", "chrf"]) is None
+    code = names_digest(f"{MODULE}:folded")  # of the module, whichever function
+    assert code == names_digest([f"{MODULE}:other", "bleu"]) == source_digest([MODULE])
+    assert names_digest([str(tmp_path), f"{MODULE}:folded"]).split()[0] == code
+    assert names_digest(MODULE) is names_digest(None) is None
+
+
+def test_base_model_is_compared_by_its_name_and_content(tmp_path: Path) -> None:
+    def facts(base: Path | None, **fields: Any) -> dict[str, Any]:
+        return model_facts(RunArguments(str(tmp_path), lora_r=4, **fields), base)
+
+    (tmp_path / "config.json").write_text("{}")
+    assert facts(None) == {"model_name_or_path": None, "lora_r": 4}
+    away = facts(None, model_name_or_path="ours")
+    assert away["model_name_or_path"] == {"name": "ours", "digest": None}
+    here = facts(tmp_path, model_name_or_path="ours")["model_name_or_path"]
+    assert here == {"name": "ours", "digest": content_of(tmp_path)["digest"]}
+    assert here["digest"]
 
 
 def test_code_of_functions_is_printed(
