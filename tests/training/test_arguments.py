@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
@@ -12,6 +13,7 @@ from hf_vanilla_transformer import (
 )
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run import argument_checks
+from hf_vanilla_transformer.training.run.arguments import RunArguments, set_decoding
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
@@ -37,6 +39,10 @@ PAIRS = [
         ("seed=4294967296", "4,294,967,295"),
         ("data_seed=4294967296", "4,294,967,295"),
         ("generation_max_length=1000000000000", "100,000"),
+        ("generation_num_beams=1001", " 1,000,"),
+        ("test_num_beams=1001", " 1,000,"),
+        ("dataloader_num_workers=1001", " 1,000,"),
+        ("dataloader_prefetch_factor=1001", " 1,000,"),
         ("learning_rate=-1.0", " 0"),
         ("learning_rate=nan", " 0"),
         ("weight_decay=inf", " 0"),
@@ -45,6 +51,10 @@ PAIRS = [
         ("max_minutes=-3", " 0"),
         ("num_train_epochs=-1", " 0"),
         ("num_train_epochs=nan", "finite"),
+        ("num_train_epochs=0", "above 0"),
+        ("tokens_per_update=9", "max_tokens_per_batch"),
+        ("teacher_weight=-0.1", "from 0 to 1"),
+        ("teacher_weight=1.1", "from 0 to 1"),
         ("max_steps=0", "updates"),
         ("max_steps=-7", "updates"),
         ("predict_with_generate=False", "False"),
@@ -58,6 +68,71 @@ def test_wrong_number_is_refused_when_it_is_given(argument, reason):
     message = error_of(parse_recipe, ["--output_dir", "x", f"--{argument}"])
     assert argument.split("=")[0] in message
     assert reason in message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_steps": 1, "num_train_epochs": 0.0},
+        {"max_steps": -1, "num_train_epochs": 0.01},
+        {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+        {"generation_max_length": 100_000, "test_num_beams": 1000, "seed": 2**32 - 1},
+        {"teacher_weight": 0.0},
+        {"teacher_weight": 1.0, "teacher_top": 1, "teacher": "a"},
+        {"consistency_start": 1, "r_drop_alpha": 1.0},
+        {"max_tokens_per_batch": 8, "tokens_per_update": 8},
+        {"muon": True, "optim": "adamw_torch"},
+        {"muon": True, "optim": "adamw_torch_fused"},
+        {"muon": True, "bf16": True},
+        {"optim": "sgd"},
+    ],
+    ids=str,
+)
+def test_numbers_at_their_bounds_are_accepted(fields):
+    args = RunArguments("x", **fields)
+    assert fields.items() <= (vars(args) | {"teacher": fields.get("teacher")}).items()
+
+
+def test_what_is_not_asked_for_is_off():
+    args = RunArguments("x")
+    methods = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha", "consistency_start", "ema_decay")
+    for name in (*methods, "teacher_top", "lora_r", "average_last"):
+        assert getattr(args, name) == 0, name
+    for name in ("muon", "skip_nonfinite_gradients", "trust_remote_code", "auto_bf16"):
+        assert getattr(args, name) is False, name
+    assert args.teacher_weight == 0.5  # as much of the teacher as of the references
+    assert args.accelerator_config.dispatch_batches is False
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_order_of_sums_is_kept_with_more_than_two_processes(monkeypatch, processes):
+    """Two summands have the same sum in any order."""
+    monkeypatch.setattr(RunArguments, "world_size", processes)
+    assert RunArguments("x").ddp_find_unused_parameters is (None if processes == 3 else False)
+    assert RunArguments("x", ddp_find_unused_parameters=True).ddp_find_unused_parameters is True
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "expected"),
+    [
+        ({"max_length": 9}, {"generation_max_length": 7}, {"max_length": 7}),
+        ({"max_new_tokens": 9}, {"generation_max_length": 7}, {"max_length": 7}),
+        ({}, {"generation_max_length": 7}, {}),
+        ({"max_length": 9}, {}, {"max_length": 9}),
+        ({"num_beams": 3, "length_penalty": 0.5}, {}, {"num_beams": 3, "length_penalty": 0.5}),
+        (
+            {"num_beams": 3, "length_penalty": 0.5},
+            {"test_num_beams": 4, "test_length_penalty": 0.0},
+            {"num_beams": 4, "length_penalty": 0.0},
+        ),
+    ],
+    ids=str,
+)
+def test_search_of_the_saved_model_is_that_of_the_test(own, fields, expected):
+    config = GenerationConfig(**own)
+    set_decoding(config, RunArguments("x", **fields))
+    assert config.to_diff_dict().items() >= expected.items()
+    assert config.to_diff_dict().keys() <= {*expected, "transformers_version"}
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,11 @@ def test_wrong_value_of_a_row_is_named(recipe):
     ("pairs", "kept", "max_steps", "limit", "updates"),
     [
         (4, {}, -1, 4, -1),
-        (5, {}, -1, 12, -1),
+        (5, {}, -1, 9, -1),
         (13, {}, -1, 12, -1),
         (5, {planning.CHOICE: 4, planning.UPDATES: 30}, -1, 4, 30),
         (5, {planning.CHOICE: 4, planning.UPDATES: 30}, 7, 4, 7),
-        (5, {planning.CHOICE: 6}, -1, 12, -1),  # a row that the recipe has no longer
+        (9, {planning.CHOICE: 6}, -1, 9, -1),  # a row that the recipe has no longer
     ],
 )
 def test_resume_keeps_the_row_and_the_planned_updates(
@@ -165,7 +165,11 @@ def test_resume_keeps_the_row_and_the_planned_updates(
     monkeypatch.setattr(planning, "read_run_state", lambda folder: SimpleNamespace(fixed=kept))
     rows = {
         size: Choice(fields, why, (size, size, SimpleNamespace(max_steps=max_steps)))
-        for size, fields, why in ((12, {"dropout": 0.3, "d_model": 8}, ""), (4, {}, "few"))
+        for size, fields, why in (
+            (12, {"dropout": 0.3, "d_model": 8}, ""),
+            (4, {}, "few"),
+            (9, {}, ""),
+        )
     }
     corpus = SimpleNamespace(
         reports={"train": SimpleNamespace(kept=pairs)}, pairs={"train": range(pairs)}
@@ -175,7 +179,7 @@ def test_resume_keeps_the_row_and_the_planned_updates(
     assert facts.pop(planning.CHOICE) == limit
     assert args.max_steps == updates
     assert facts == ({planning.UPDATES: 30} if updates == 30 else {})
-    said = {4: "4: few\n  \n", 12: "12\n  dropout=0.3 d_model=8\n"}[limit]
+    said = {4: "4: few\n  \n", 9: "9\n  \n", 12: "12\n  dropout=0.3 d_model=8\n"}[limit]
     number = f"{pairs} training pairs"
     assert capsys.readouterr().out == f"{number}: the recipe's fields for up to {said}"
 
@@ -186,6 +190,30 @@ def test_schedule_warms_up_to_the_learning_rate(rate, expected):
     schedule = make_schedule(args, 8)
     rates = [schedule.base_lrs[0] * schedule.lr_lambdas[0](step) for step in (2, 4, 6, 8)]
     assert rates == [expected / 2, expected, expected / 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        ("linear", [()] * 3),
+        (SchedulerType("greedy"), [(1.0,)] * 3),
+        ("reduce_lr_on_plateau", [(1.0,)] * 3),
+    ],
+)
+@pytest.mark.parametrize(("max_steps", "updates"), [(1, 1), (7, 7), (-1, 1000)])
+def test_schedule_is_tried_before_training(monkeypatch, kind, steps, max_steps, updates):
+    made = []
+    taken = []
+
+    def make(arguments, count):
+        made.append(count)
+        optimizer = SimpleNamespace(step=lambda: None)
+        return SimpleNamespace(optimizer=optimizer, step=lambda *loss: taken.append(loss))
+
+    monkeypatch.setattr(planning, "make_schedule", make)
+    fields = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": None}
+    planning.check_schedule(SimpleNamespace(max_steps=max_steps, **fields))
+    assert (made, taken) == ([updates], steps)
 
 
 @pytest.fixture
@@ -240,19 +268,24 @@ def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
 
 def plans(seconds, at_steps, *, limit=600, updates=None, most=1000, asleep=0, **fields):
     """(update, planned updates) of each plan, from the training seconds at each of these updates."""
-    args = TrainingArguments("unused", use_cpu=True, learning_rate=0.5, **fields)
-    facts = {} if updates is None else {planning.UPDATES: updates}
-    trainer = SimpleNamespace(lr_scheduler=make_schedule(args, 1000), fixed_facts=facts)
-    stop = SimpleNamespace(max_seconds=limit, evaluation_seconds=asleep)
-    plan = PlanUpdates(trainer, stop)
-    state = TrainerState(max_steps=most)
     made = []
+
+    class Facts(dict):
+        def __setitem__(self, name, number):
+            made.append((state.global_step, number))
+            super().__setitem__(name, number)
+
+    args = TrainingArguments("unused", use_cpu=True, learning_rate=0.5, **fields)
+    facts = Facts({} if updates is None else {planning.UPDATES: updates})
+    stop = SimpleNamespace(max_seconds=limit, evaluation_seconds=asleep)
+    plan = PlanUpdates(
+        SimpleNamespace(lr_scheduler=make_schedule(args, 1000), fixed_facts=facts), stop
+    )
+    state = TrainerState(max_steps=most)
     for step in at_steps:
         stop.seconds = lambda step=step: seconds(step) + asleep
         state.global_step = step
         plan.on_step_end(args, state, None)
-        if facts.get(planning.UPDATES, updates) != (made[-1][1] if made else updates):
-            made.append((step, facts[planning.UPDATES]))
     assert not made or state.max_steps == args.max_steps == made[-1][1]
     return made
 
@@ -273,10 +306,15 @@ def slower(step):
         # Checks after 27 updates each. 27 take 45 seconds at the one after 118.
         (slower, {}, [(30, 540), (118, 118 + 404 * 27 // 45), (136, 136 + 368 // 2)]),
         (lambda step: step if step < 30 else 2000, {}, [(30, 31)]),  # at least one
+        (lambda step: step / 2, {"most": 5000}, [(60, 1080)]),
+        (lambda step: 3 * step, {}, [(11, 180)]),
+        (lambda step: 30, {}, [(11, 1000)]),
+        (lambda step: step, {"first": 15}, [(30, 540)]),  # of a resumed run
     ],
 )
 def test_updates_are_planned_from_the_time_of_those_so_far(seconds, fields, expected):
-    assert plans(seconds, range(1, 200), **fields) == expected
+    first = fields.pop("first", 1)
+    assert plans(seconds, range(first, 180), **fields) == expected
 
 
 @pytest.mark.parametrize(

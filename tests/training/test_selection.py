@@ -44,17 +44,32 @@ def test_score_of_a_run_that_selects_is_bleu(selection):
 
 
 @pytest.mark.parametrize(
-    ("measured", "several", "metric", "greater"),
+    ("measured", "fields", "metric", "greater"),
     [
-        (["ter", "exact_match"], False, "ter", False),
-        (["ter", "bleu"], False, "bleu", True),
-        (["bleu", "chrf", "exact_match"], True, "chrf", True),  # the mean of several directions
+        (["ter", "exact_match"], {}, "ter", False),
+        (["ter", "chrf", "bleu"], {}, "bleu", True),
+        (
+            ["bleu", "chrf", "exact_match"],
+            {"several": True},
+            "chrf",
+            True,
+        ),  # the mean of several directions
+        (["top_1"], {}, "top_1", True),
     ],
 )
-def test_default_score_is_the_first_that_is_measured(measured, several, metric, greater):
+def test_default_score_is_the_first_that_is_measured(measured, fields, metric, greater):
     args = run_arguments(*SELECTS)
-    check_selection(args, measured, several=several)
+    check_selection(args, measured, **fields)
     assert (args.metric_for_best_model, args.greater_is_better) == (metric, greater)
+
+
+def test_own_direction_of_the_default_score_stays():
+    args = run_arguments(*SELECTS, "--greater_is_better", "false")
+    check_selection(args, ["bleu"])
+    assert (args.metric_for_best_model, args.greater_is_better) == ("bleu", False)
+    check_selection(run_arguments(*EPOCHS), [])  # selects nothing
+    for metric in ("loss", "eval_ter"):
+        check_selection(run_arguments(*SELECTS, "--metric_for_best_model", metric), ["ter"])
 
 
 def test_average_is_compared_by_a_score_that_is_measured(tmp_path):
