@@ -209,6 +209,7 @@ def train(folder, *first, **values):
     [
         ({"optim": "adamw_bnb_8bit"}, "^optim: adamw_bnb_8bit with optim_args="),
         ({"optim": "sgd", "optim_args": "x"}, "^optim: sgd with optim_args="),
+        ({"optim": "sgd", "optim_args": "momentum=-1"}, "^optim: sgd with .*: Invalid momentum"),
         ({"optim": "galore_adamw", "optim_args": "x=1"}, "^optim: galore_adamw with optim_args="),
         ({"lr_scheduler_type": "reduce_lr"}, "^lr_scheduler_type: reduce_lr is not"),
         ({"torch_compile_mode": "fast"}, "^torch_compile_mode: fast with torch_compile_backend="),

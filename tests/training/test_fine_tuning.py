@@ -24,6 +24,7 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.importers import IMPORTERS
 from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.language_tokens import MARKS
 from hf_vanilla_transformer.text.vocabulary import extend_languages
 from hf_vanilla_transformer.training.run import adapters, fine_tuning
 from hf_vanilla_transformer.training.run.arguments import (
@@ -33,6 +34,7 @@ from hf_vanilla_transformer.training.run.arguments import (
 )
 from hf_vanilla_transformer.training.run.fine_tuning import (
     SCORES_BEFORE,
+    add_languages,
     base_folder,
     check_fields,
     check_tokens_kept,
@@ -377,6 +379,17 @@ def test_fields_that_repeat_the_base_model_are_accepted(base: Path) -> None:
         dropout=0.7,
     )
     check_fields("base", config, translator.tokenizers[0], own, DataArguments())
+
+
+@pytest.mark.parametrize(
+    ("side", "marks"), [("source", ["target", False]), ("target", [None, True])]
+)
+def test_language_tokens_are_on_the_side_that_is_asked_for(
+    base: Path, side: str, marks: list[Any]
+) -> None:
+    translator = load_base_model(str(base))
+    add_languages(translator, DataArguments(directions=["en-de"], language_token=side))
+    assert translator.tokenizers[0].init_kwargs[MARKS] == marks
 
 
 @pytest.mark.parametrize(
