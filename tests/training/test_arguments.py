@@ -15,6 +15,7 @@ from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run import argument_checks
 from hf_vanilla_transformer.training.run.arguments import RunArguments, set_decoding
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
 PAIRS = [
@@ -78,7 +79,7 @@ def test_wrong_number_is_refused_when_it_is_given(argument, reason):
         {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
         {"generation_max_length": 100_000, "test_num_beams": 1000, "seed": 2**32 - 1},
         {"teacher_weight": 0.0},
-        {"teacher_weight": 1.0, "teacher_top": 1, "teacher": "a"},
+        {"teacher_weight": 1.0, "teacher_top": 1, "teacher": ["a"]},
         {"consistency_start": 1, "r_drop_alpha": 1.0},
         {"max_tokens_per_batch": 8, "tokens_per_update": 8},
         {"muon": True, "optim": "adamw_torch"},
@@ -89,8 +90,31 @@ def test_wrong_number_is_refused_when_it_is_given(argument, reason):
     ids=str,
 )
 def test_numbers_at_their_bounds_are_accepted(fields):
-    args = RunArguments("x", **fields)
-    assert fields.items() <= (vars(args) | {"teacher": fields.get("teacher")}).items()
+    assert fields.items() <= vars(RunArguments("x", **fields)).items()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("two\n  lines"), "optim: two lines"),
+        (KeyError(), "optim: KeyError()"),
+        (UserError("seed: 1"), "seed: 1"),
+    ],
+    ids=repr,
+)
+def test_error_of_a_library_is_one_line_with_its_setting(error, message):
+    def fail():
+        with argument_checks.refused_as_one_line("optim"):
+            raise error
+
+    assert error_of(fail) == message
+
+
+def test_cpu_is_used_without_an_accelerator(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    args = RunArguments("x", bf16=True)
+    assert (args.use_cpu, args.accelerator_config.non_blocking) == (True, False)
 
 
 def test_what_is_not_asked_for_is_off():
@@ -102,6 +126,9 @@ def test_what_is_not_asked_for_is_off():
         assert getattr(args, name) is False, name
     assert args.teacher_weight == 0.5  # as much of the teacher as of the references
     assert args.accelerator_config.dispatch_batches is False
+    asked = RunArguments("x", teacher="a", accelerator_config={"dispatch_batches": True})
+    assert asked.accelerator_config.dispatch_batches is True
+    assert asked.teacher == ["a"]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

@@ -231,11 +231,11 @@ def test_fields_that_are_named_are_those_of_recipe_and_flags(recipe):
 
 
 def test_row_has_its_own_fields_and_those_of_the_flags(recipe):
-    rows = "by_pairs: {9: {dropout: 0.3, d_model: 8, why: few}, 4: {d_model: 16}}"
+    rows = "by_pairs: {9: {dropout: 0.3, d_model: 8, why: no}, 4: {d_model: 16}}"
     *_, run = parse_recipe([recipe(f"output_dir: x\n{rows}\n"), "--d_model", "24"])
     assert list(run.choices) == [4, 9]
     few = run.choices[9]
-    assert (few.fields, few.why, few.arguments[0].d_model) == ({"dropout": 0.3}, "few", 24)
+    assert (few.fields, few.why, few.arguments[0].d_model) == ({"dropout": 0.3}, "no", 24)
     assert (run.choices[4].fields, run.choices[4].why) == ({}, "")
 
 
@@ -261,7 +261,7 @@ def test_error_of_transformers_is_one_line(monkeypatch, error, message):
         raise error
 
     monkeypatch.setattr(recipes.HfArgumentParser, "parse_args_into_dataclasses", fail)
-    line = complaint("--seed=a", "--seed", "b", "--logging_steps=c")
+    line = complaint("--seed=a", "--d_model=b", "--seed", "b", "--logging_steps=c")
     assert "\n" not in line
     assert line.startswith(message)
 

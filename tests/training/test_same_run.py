@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,19 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training.run.arguments import RunArguments
-from hf_vanilla_transformer.training.run.facts import model_facts, names_digest
+from hf_vanilla_transformer.training.run import facts
+from hf_vanilla_transformer.training.run.arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+)
+from hf_vanilla_transformer.training.run.facts import (
+    data_facts,
+    fixed_facts,
+    model_facts,
+    names_digest,
+    other_facts,
+)
 from hf_vanilla_transformer.training.run.recipes import parse_recipe, training_parser
 from hf_vanilla_transformer.training.state.fingerprint import (
     COMPARED_AS,
@@ -579,15 +591,48 @@ def test_folder_of_a_metric_is_compared(tmp_path: Path) -> None:
     assert names_digest(MODULE) is names_digest(None) is None
 
 
+def test_splits_are_compared_by_count_and_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = "0123456789abcdef"
+    corpus = SimpleNamespace(
+        pairs={"train": range(1234), "validation": range(2)},
+        fingerprint=lambda split: digest + split,
+    )
+    tokenizer = SimpleNamespace(all_special_ids=[3, 1])
+    run = SimpleNamespace(
+        corpus=corpus,
+        data_args=DataArguments(source_lang="en", lowercase=True),
+        model_args=ModelArguments(vocab_size=9),
+        args=SimpleNamespace(metric_for_best_model=None),
+        tokenizers=(tokenizer, tokenizer),
+        facts={"lora_r": 4},
+    )
+    training = data_facts(run)
+    assert training["training data"] == f"1,234 pairs with digest {digest}"
+    scores = {"validation data": f"2 pairs with digest {digest}", "bleu_lowercase": False}
+    assert not scores.keys() & training.keys()
+    run.args.metric_for_best_model = "chrf"
+    assert data_facts(run).items() >= (training | scores).items()
+    other = {"source_lang": "en", "test data": None, "base_test data": None, **scores}
+    codes = dict.fromkeys(f"code of {name}" for name in ("rewrite", "source_form", "normalize"))
+    assert other_facts(run).items() >= (other | codes).items()
+    monkeypatch.setattr(facts, "tokenizer_digest", lambda tokenizers: "digest")
+    fixed = fixed_facts(run)
+    own = {"lora_r": 4, "tokenizer": "digest", "special tokens": [[1, 3]] * 2}
+    made = {"vocab_size": 9, "lowercase": True}
+    assert fixed.items() >= (own | made | {"language_token": "source"}).items()
+    run.data_args.tokenizer_name = "ours"
+    assert not made.keys() & fixed_facts(run).keys()
+
+
 def test_base_model_is_compared_by_its_name_and_content(tmp_path: Path) -> None:
-    def facts(base: Path | None, **fields: Any) -> dict[str, Any]:
+    def of_base(base: Path | None, **fields: Any) -> dict[str, Any]:
         return model_facts(RunArguments(str(tmp_path), lora_r=4, **fields), base)
 
     (tmp_path / "config.json").write_text("{}")
-    assert facts(None) == {"model_name_or_path": None, "lora_r": 4}
-    away = facts(None, model_name_or_path="ours")
+    assert of_base(None) == {"model_name_or_path": None, "lora_r": 4}
+    away = of_base(None, model_name_or_path="ours")
     assert away["model_name_or_path"] == {"name": "ours", "digest": None}
-    here = facts(tmp_path, model_name_or_path="ours")["model_name_or_path"]
+    here = of_base(tmp_path, model_name_or_path="ours")["model_name_or_path"]
     assert here == {"name": "ours", "digest": content_of(tmp_path)["digest"]}
     assert here["digest"]
 
