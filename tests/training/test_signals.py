@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
+from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.training.state.distributed import StopSignals
+from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
 from hf_vanilla_transformer.utils.errors import Interrupted
 from tests.model_helpers import slow
 from tests.trainer_helpers import (
@@ -142,6 +145,57 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(
     train(tmp_path, **settings, resume_from_checkpoint=True)
     steps = [step for step, _ in evaluations(tmp_path)]
     assert steps[: len(expected)] == expected
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_checkpoint_after_a_signal_in_its_evaluation_has_no_scores(signalled, monkeypatch):
+    asked = []
+
+    def save(trainer, place):
+        control = trainer.control
+        asked.append((control.should_evaluate, control.should_save, control.should_training_stop))
+        if signalled and len(asked) == 1:
+            raise Interrupted("signal", signal.SIGTERM)
+
+    monkeypatch.setattr(Seq2SeqTrainer, "_maybe_log_save_evaluate", save)
+    trainer = object.__new__(ResumableTrainer)
+    trainer.control = SimpleNamespace(
+        should_evaluate=True, should_save=False, should_training_stop=False
+    )
+    trainer._maybe_log_save_evaluate("here")
+    assert asked == [(True, False, False), *([(False, True, True)] if signalled else [])]
+
+
+@pytest.mark.parametrize(
+    ("resumed", "due", "is_made"), [(False, True, False), (True, False, False), (True, True, True)]
+)
+@pytest.mark.parametrize(("best", "kept"), [(4, True), (4, False), (3, True)])
+def test_evaluation_that_is_due_is_made_from_the_state_of_the_checkpoint(
+    resumed, due, is_made, best, kept, tmp_path
+):
+    made = []
+    checkpoint = tmp_path / "old" / "checkpoint-4"
+    here = tmp_path / "run" / "checkpoint-4"
+    if kept:
+        here.mkdir(parents=True)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=str(tmp_path / "run")),
+        control=SimpleNamespace(should_evaluate=False),
+        state=SimpleNamespace(global_step=4, best_global_step=best, best_model_checkpoint="before"),
+        model_wrapped="model",
+        _resumed_from=checkpoint if resumed else None,
+        _stop_callbacks=lambda: [SimpleNamespace(evaluation_due=each) for each in (False, due)],
+        _load_rng_state=made.append,
+        _maybe_log_save_evaluate=lambda *given: made.append(given),
+        _tr_loss=0.5,
+        _epoch=1,
+    )
+    ResumableTrainer._evaluate_if_due(trainer, 9.0)
+    given = (0.5, None, "model", None, 1, None, 9.0)
+    assert made == ([str(checkpoint), given] if is_made else [])
+    assert trainer.control.should_evaluate is is_made
+    found = str(here if kept else checkpoint)
+    assert trainer.state.best_model_checkpoint == (found if is_made and best == 4 else "before")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Two tokenizers with different special ids: those of the target end and pad translations, everywhere."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, slow, tiny_marian, tiny_model, word_tokenizer
 from tests.trainer_helpers import make_trainer, run_tiny, write_pairs
@@ -87,6 +89,45 @@ def run(pair, tmp_path_factory):
         bleu_tokenize="none",
     )
     return folder / "run"
+
+
+def ids(pad, end, prefix=""):
+    names = f"{prefix}pad_token_id", f"{prefix}eos_token_id"
+    return SimpleNamespace(**dict(zip(names, (pad, end), strict=True)))
+
+
+def set_target_tokens(size, source, target, prefix="decoder_"):
+    """The tokens of a configuration and of `generate` after the target's were set, from 1 and 2."""
+    config = ids(1, 2, prefix)
+    config.decoder_vocab_size = size
+    model = SimpleNamespace(config=config, generation_config=ids(1, 2))
+    trainer = SimpleNamespace(_base_model=lambda: model, processing_class=source)
+    ResumableTrainer._set_target_tokens(trainer, target)
+    found = vars(model.config)
+    of_config = found[f"{prefix}pad_token_id"], found[f"{prefix}eos_token_id"]
+    return of_config, tuple(vars(model.generation_config).values())
+
+
+@pytest.mark.parametrize(
+    ("size", "source", "target", "expected"),
+    [
+        (8, ids(1, 2), ids(5, 6), (5, 6)),
+        (8, ids(1, 2), ids(None, 6), (1, 6)),
+        (None, ids(1, 2), ids(1, 2), (1, 2)),
+        (None, None, ids(5, 6), (1, 2)),  # nothing to compare with
+    ],
+)
+def test_model_of_two_vocabularies_has_the_tokens_of_the_target(size, source, target, expected):
+    assert set_target_tokens(size, source, target) == (expected, expected)
+
+
+@pytest.mark.parametrize(("size", "prefix"), [(None, "decoder_"), (8, "")])
+@pytest.mark.parametrize(
+    ("target", "name"), [(ids(5, 2), "pad_token_id is 5"), (ids(None, 6), "eos_token_id is 6")]
+)
+def test_model_of_one_vocabulary_refuses_other_tokens(size, prefix, target, name):
+    with pytest.raises(UserError, match=name):
+        set_target_tokens(size, ids(1, 2), target, prefix)
 
 
 def special_ids(config):
