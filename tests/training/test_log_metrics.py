@@ -33,18 +33,19 @@ def test_metrics_are_those_since_the_last_entry(clock: SimpleNamespace) -> None:
     assert meter.read(state, torch.mean, math.inf) == {}
     for _ in range(2):  # the second entry forgets the first one
         meter.count([batch((5, 4), (1, 1)), batch((3, 2))], torch.tensor(7))
-        meter.count([{"input_ids": torch.zeros(9)}], None)
-        meter.count([batch((2, 2))], 2)
+        without = [{"input_ids": torch.zeros(9)}, {"labels": torch.ones(1, 9)}]
+        meter.count([*without, {"attention_mask": torch.ones(1, 9)}], None)
+        meter.count([*without, batch((2, 2))], 2)
         for nll in (1.0, 2.0, 4.5):
             meter.add_nll(torch.tensor(nll))
         clock.now += 4.0
         expected = {
             "tokens_per_second": 2.2,
-            "padding": 1 - 20 / 36,
-            "minutes_left": 60 * 4 / 3 / 60,
+            "padding": 0.4444,  # 20 of 36 are tokens
+            "minutes_left": 1.333,  # 60 updates of 4 / 3 seconds
             "nll_loss": 5.0,
         }
-        assert meter.read(state, lambda nll: 2 * nll, math.inf) == pytest.approx(expected, abs=0.06)
+        assert meter.read(state, lambda nll: 2 * nll, math.inf) == expected
     assert meter.read(state, torch.mean, math.inf) == {"tokens_per_second": 0.0}
     meter.count([], 3)
     clock.now += 6.0
