@@ -3,15 +3,19 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hf_vanilla_transformer.training.trainer import forward as forward_module
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.forward import (
     CastForward,
+    CompiledForward,
+    ForwardChoice,
     PlainForward,
     forward_pass_of,
     linear_weights,
@@ -131,3 +135,182 @@ def test_forward_pass_is_chosen_again_for_another_model(tmp_path: Path, as_on_gp
 def test_run_resumes_to_the_same_bytes(tmp_path: Path, as_on_gpu: Any) -> None:
     as_on_gpu()
     short_runs.check_resume(trained, tmp_path, **SETTINGS[0])
+
+
+# The compiled pass, with a function in place of its graph
+
+SHAPES = ((1, 3), (1, 2))
+
+
+def packed_batch(source: int = 3, target: int = 2, name: str = "segment_ids") -> dict[str, Tensor]:
+    """A row with so many places."""
+    places = {"input_ids": source, "decoder_input_ids": target, "labels": target, name: source}
+    return {side: torch.ones(1, count, dtype=torch.int64) for side, count in places.items()}
+
+
+class Stacks(nn.Module):
+    """A model whose embeddings double and triple their ids, and a weight that is trained or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def get_encoder(self) -> Any:
+        return SimpleNamespace(embed_tokens=lambda ids: 2 * ids)
+
+    def get_decoder(self) -> Any:
+        return SimpleNamespace(embed_tokens=lambda ids: 3 * ids)
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CompiledForward]:
+    """Make a pass that computes by a function of the model and the batch."""
+
+    def compiled(function: Callable, **settings: Any) -> Callable:
+        assert settings == {"fullgraph": True, "dynamic": False, "backend": "own"}
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+
+    def make(function: Callable) -> CompiledForward:
+        model = Stacks()
+        return CompiledForward(partial(function, model), model, SHAPES, backend="own")
+
+    return make
+
+
+def twice(model: Stacks, **batch: Any) -> Any:
+    return SimpleNamespace(loss=2 * model.trained.sum(), nll_loss=batch)
+
+
+def test_compiled_pass_has_the_embeddings_and_a_number_as_tensors(compiling: Any) -> None:
+    forward = compiling(twice)
+    outputs = forward(**packed_batch(), num_items_in_batch=7)
+    assert outputs.loss == 2
+    given = outputs.nll_loss
+    assert given.pop("skip_logits") is True
+    assert {name: value.tolist() for name, value in given.items()} == {
+        "inputs_embeds": [[2, 2, 2]],
+        "decoder_inputs_embeds": [[3, 3]],
+        "labels": [[1, 1]],
+        "segment_ids": [[1, 1, 1]],
+        "num_items_in_batch": 7,
+    }
+    assert "num_items_in_batch" not in forward(**packed_batch()).nll_loss
+
+
+def test_batch_of_the_planned_shape_takes_the_compiled_pass(compiling: Any) -> None:
+    forward = compiling(twice)
+    for batch in (packed_batch(source=4), packed_batch(target=3), packed_batch(name="mask")):
+        assert not forward.fits(batch)
+        assert ForwardChoice(forward, print).of(batch) is print
+    assert ForwardChoice(forward, print).of(packed_batch()) is forward
+    assert ForwardChoice(None, print).of(packed_batch()) is print
+    forward.failed = True
+    assert ForwardChoice(forward, print).of(packed_batch()) is print
+
+
+def test_rehearsal_says_how_long_it_took(
+    compiling: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    times = iter([10.0, 13.0])
+    monkeypatch.setattr(forward_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    forward = compiling(twice)
+    assert forward.is_due
+    forward.compile(packed_batch())
+    assert (forward.is_due, forward.failed) == (False, False)
+    assert forward.model.trained.grad is None
+    assert capsys.readouterr().out == (
+        "torch_compile: one graph for updates of batches of 1 rows of 3 source and 2 target places, "
+        "compiled in 3 s\n"
+    )
+
+
+def test_error_of_a_compiler_is_a_line_and_a_lack_of_memory_an_error(
+    compiling: Any, capsys: pytest.CaptureFixture
+) -> None:
+    def failing(model: Any, **batch: Any) -> Any:
+        raise errors.pop(0)
+
+    errors = [torch.OutOfMemoryError("full"), RuntimeError("no\ncompiler")]
+    forward = compiling(failing)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        forward.compile(packed_batch())
+    forward.compile(packed_batch())
+    assert (forward.is_due, forward.failed) == (False, True)
+    assert capsys.readouterr().out == (
+        "torch_compile: the update is not compiled: RuntimeError: no compiler\n"
+    )
+
+
+def test_forward_of_a_model_before_the_pass_is_restored() -> None:
+    model = nn.Linear(2, 2)
+    model.forward = before = lambda x: x
+    with forward_pass_of(model, print):
+        assert model.forward is print
+    assert model.forward is before
+
+
+# The choice
+
+
+def choice(
+    casts: bool = True,
+    precision: str = "bf16",
+    processes: int = 1,
+    device: str = "cuda",
+    compiles: bool = False,
+    plan: Any = None,
+) -> ForwardChoice:
+    args = SimpleNamespace(
+        device=torch.device(device),
+        torch_compile_backend=None,
+        torch_compile_mode=None,
+        world_size=1,
+    )
+    accelerator = SimpleNamespace(mixed_precision=precision, num_processes=processes)
+    trainer: Any = SimpleNamespace(args=args, accelerator=accelerator)
+    return forward_choice.choose_forward(trainer, tiny_model(), plan, casts, compiles)
+
+
+def test_weights_are_cast_on_a_gpu_in_bfloat16() -> None:
+    assert choice().cast is not None
+    for other in ({"casts": False}, {"precision": "no"}, {"device": "cpu"}):
+        assert choice(**other).cast is None
+
+
+def test_updates_of_packed_rows_are_compiled_with_the_weights_cast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **given: made.append(given))
+    plan = SimpleNamespace(places=(5, 4), rows_of_batch=2)
+    assert choice(compiles=True).compiled is None
+    assert choice(plan=plan).compiled is None
+    for processes, groups in ((1, 1), (2, 4)):  # by layer for several
+        compiled = choice(plan=plan, compiles=True, processes=processes).compiled
+        assert compiled.shapes == ((2, 5), (2, 4))
+        assert len(compiled.forward.__self__.groups) == groups
+    plain = choice(plan=plan, compiles=True, precision="no").compiled
+    assert isinstance(plain.forward.__self__, PlainForward)
+    settings = {"fullgraph": True, "dynamic": False, "backend": "inductor", "mode": None}
+    assert made == [settings] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "batches", "chosen"),
+    [
+        (None, 8, None),
+        ("default", 8, "default"),
+        ("reduce-overhead", 4, "reduce-overhead"),  # one on each device
+        ("reduce-overhead", 8, None),
+    ],
+)
+def test_graphs_of_cuda_are_for_one_batch(
+    mode: str | None, batches: int, chosen: str | None, capsys: pytest.CaptureFixture
+) -> None:
+    args: Any = SimpleNamespace(torch_compile_mode=mode, world_size=4)
+    plan: Any = SimpleNamespace(batches_of_update=batches)
+    assert forward_choice._compile_mode(args, plan) == chosen
+    assert ("left out" in capsys.readouterr().out) is (mode != chosen)

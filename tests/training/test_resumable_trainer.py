@@ -6,11 +6,12 @@ from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
+from torch import nn
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer
 
 from hf_vanilla_transformer.training.trainer import resumable_trainer
 from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
-from tests.model_helpers import error_of
+from tests.model_helpers import error_of, tiny_model
 from tests.trainer_helpers import make_trainer, padding_collator
 
 
@@ -201,6 +202,39 @@ def test_facts_of_the_data_are_those_that_decide_a_batch(tokens: int | None) -> 
     ]
     assert by_pairs == ([30, "random", True] if tokens is None else [None] * 3)
     assert facts["digest"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("metric", "mixed", "precision"), [(None, "no", "float32"), ("bleu", "bf16", "bf16")]
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_facts_that_are_fixed_are_those_of_the_function(
+    metric: str | None, mixed: str, precision: str, ours: bool
+) -> None:
+    model = tiny_model(layer_norm_eps=0.1) if ours else nn.Linear(1, 1)
+    trainer = bare(
+        args=Fake(metric_for_best_model=metric, learning_rate=0.5),
+        accelerator=Fake(mixed_precision=mixed, unwrap_model=lambda model: model),
+        model=model,
+        fixed_facts={"given": 1},
+        _base_model=lambda: model,
+    )
+    facts = trainer._fixed()
+    assert (facts["given"], facts["learning_rate"], facts["precision"]) == (1, 0.5, precision)
+    assert ("metric_for_best_model" in facts) is (metric is not None)
+    assert facts.get("layer_norm_eps") == (0.1 if ours else None)
+    assert facts["model_class"].endswith("ForConditionalGeneration" if ours else ":Linear")
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(None, None), (patient, "patient"), (Fake(), "SimpleNamespace")]
+)
+def test_facts_of_the_objective_name_its_function(loss: Any, name: str | None) -> None:
+    model = Fake(config=Fake(dropout=0.3))
+    trainer = bare(args=Fake(), model=model, compute_loss_func=loss, _teachers=["teacher"])
+    facts = trainer._objective()
+    assert facts["compute_loss_func"] == name
+    assert (facts["dropout"], facts["teacher"]) == (0.3, ["teacher"])
 
 
 def test_end_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
