@@ -1,13 +1,20 @@
 """The steps of the trainer that resumes, each with small objects in place of a run."""
 
 import math
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
 from torch import nn
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer
+from transformers import (
+    EarlyStoppingCallback,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerControl,
+)
+from transformers.trainer_callback import ExportableState
 
 from hf_vanilla_transformer.training.trainer import resumable_trainer
 from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
@@ -235,6 +242,67 @@ def test_facts_of_the_objective_name_its_function(loss: Any, name: str | None) -
     facts = trainer._objective()
     assert facts["compute_loss_func"] == name
     assert (facts["dropout"], facts["teacher"]) == (0.3, ["teacher"])
+
+
+class Counting(TrainerCallback, ExportableState):
+    """A callback with a count that checkpoints keep."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state(self) -> dict[str, Any]:
+        return counted(self.count)
+
+
+def counted(count: int) -> dict[str, Any]:
+    return {"args": {}, "attributes": {"count": count}}
+
+
+@pytest.mark.parametrize(
+    ("saved", "counts"),
+    [
+        ({}, [0]),
+        ({"Counting": counted(3)}, [3]),
+        ({"Counting": counted(3)}, [3, 0]),
+        ({"Counting": [counted(3), counted(4)]}, [3, 4]),
+        ({"Counting": [counted(3), counted(4)]}, [3]),
+    ],
+)
+def test_callbacks_go_on_with_their_counts(saved: dict[str, Any], counts: list[int]) -> None:
+    callbacks = [Counting() for _ in counts]
+    control = TrainerControl()
+    other = TrainerControl(should_log=True).state()
+    state = Fake(stateful_callbacks={**saved, "TrainerControl": other})
+    handler = Fake(callbacks=[object(), *callbacks])
+    bare(state=state, control=control, callback_handler=handler)._load_callback_state()
+    assert [callback.count for callback in callbacks] == counts
+    assert not control.should_log
+    states = [counted(count) for count in counts]
+    assert state.stateful_callbacks == {
+        "Counting": states if len(states) > 1 else states[0],
+        "TrainerControl": control.state(),
+    }
+
+
+Loaded = namedtuple("Loaded", ["missing_keys", "unexpected_keys"])
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("resumed", [None, Path("checkpoint")])
+def test_tied_weights_are_not_missing(
+    ours: bool, resumed: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    checked: list[Any] = []
+    replace(monkeypatch, "_issue_warnings_after_load", lambda trainer, found: told.append(found))
+    monkeypatch.setattr(resumable_trainer, "check_weights", lambda *given: checked.append(given))
+    model = tiny_model() if ours else nn.Linear(1, 1)
+    model.all_tied_weights_keys = {"lm_head.weight": "shared"}
+    trainer = bare(model=model, args=Fake(output_dir="run"), _resumed_from=resumed)
+    trainer._issue_warnings_after_load(Loaded(["lm_head.weight", "fc1"], ["fc9"]))
+    assert told == [Loaded(["fc1"], ["fc9"])]
+    info = {"missing_keys": ["fc1"], "unexpected_keys": ["fc9"], "mismatched_keys": ()}
+    assert checked == ([(resumed or Path("run"), info)] if ours else [])
 
 
 def test_end_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,157 @@
+"""The steps of an evaluation of the trainer, each with small objects in place of a run."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace as Fake
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Seq2SeqTrainer
+
+from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
+from hf_vanilla_transformer.training.trainer.translating_trainer import TranslatingTrainer
+
+
+def bare(**attributes: Any) -> Any:
+    """A trainer that nothing has initialised, with these attributes."""
+    trainer = object.__new__(TranslatingTrainer)
+    vars(trainer).update(attributes)
+    return trainer
+
+
+def of_config(**fields: Any) -> Any:
+    return bare(_base_model=lambda: Fake(config=Fake(**fields)))
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        ({"eos_token_id": 2}, 0.5),
+        ({"eos_token_id": [2, 7]}, 0.75),
+        ({"eos_token_id": 2, "target_eos_token_id": 8}, 0.25),
+        ({"eos_token_id": None}, 1.0),
+    ],
+)
+def test_translation_ends_at_an_end_token_after_the_first(
+    config: dict[str, Any], share: float
+) -> None:
+    trainer = of_config(**config)
+    rows = np.array([[2, 5, 2], [2, 2, 5], [2, 5, 8], [2, 7, 5]])
+    assert trainer._share_that_ends(rows) == share
+    assert trainer._share_that_ends(rows[:0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("budget", "in_training", "given", "expected"),
+    [
+        (None, True, {"max_length": 9}, {}),
+        (Fake(cuts=False), True, {"max_length": 9}, {}),
+        (Fake(cuts=True), False, {"max_length": 9}, {}),
+        (Fake(cuts=True), True, {"num_beams": 2}, {"num_beams": 2, "max_length": 12}),  # 1 + 6 + 5
+        (Fake(cuts=True), True, {"max_length": 9}, {"max_length": 9}),
+        (Fake(cuts=True), True, {"max_length": 13}, {"max_length": 12}),
+    ],
+)
+def test_budget_cuts_translations_in_training(
+    budget: Any, in_training: bool, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    trainer = bare(budget=budget, is_in_train=in_training, _gen_kwargs=given)
+    assert trainer._cut({"labels": torch.zeros(2, 4)}) == expected
+
+
+def test_translations_are_padded_with_the_token_of_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Seq2SeqTrainer, "_pad_tensors_to_max_len", lambda *given: "the source's")
+    rows = torch.tensor([[3, 4]])
+    assert of_config(decoder_pad_token_id=5)._pad_tensors_to_max_len(rows, 4).tolist() == [
+        [3, 4, 5, 5]
+    ]
+    assert of_config()._pad_tensors_to_max_len(rows, 4) == "the source's"
+
+
+@pytest.mark.parametrize(
+    ("languages", "starts"),
+    [(None, False), (Fake(target_mark=None), False), (Fake(target_mark="target"), True)],
+)
+def test_translation_starts_with_the_token_of_its_language(languages: Any, starts: bool) -> None:
+    trainer = of_config(decoder_start_token_id=1)
+    trainer.languages = languages
+    assert trainer.starts_with_language is starts
+    batch = {"labels": torch.tensor([[7, 8], [9, 2]])}
+    prefix = trainer._with_first_token(batch)["decoder_input_ids"]
+    assert prefix.tolist() == [[1, 7], [1, 9]]
+
+
+@pytest.mark.parametrize(
+    ("in_training", "data", "rows", "whole", "evaluated", "is_kept"),
+    [
+        (False, None, None, True, None, False),
+        (True, "others", None, True, "others", False),
+        (True, None, None, True, None, True),
+        (True, None, None, False, None, False),
+        (True, None, [1], False, [1], False),
+    ],
+)
+def test_evaluation_in_training_keeps_to_its_budget(
+    in_training: bool,
+    data: Any,
+    rows: Any,
+    whole: bool,
+    evaluated: Any,
+    is_kept: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    metrics = {"eval_loss": 1.0}
+
+    def evaluate(trainer: Any, chosen: Any) -> dict[str, float]:
+        asked.append(chosen)
+        return metrics
+
+    monkeypatch.setattr(ResumableTrainer, "evaluate", evaluate)
+    budget = Fake(evaluation=lambda trainer: nullcontext(), rows=rows, is_whole=whole)
+    for given, kept in ((budget, is_kept), (None, in_training and data is None)):
+        trainer = bare(
+            is_in_train=in_training,
+            budget=given,
+            eval_dataset=Fake(select=lambda rows: rows),
+            state=Fake(global_step=4),
+            scores={},
+        )
+        assert trainer.evaluate(data) is metrics
+        assert trainer.scores == ({4: metrics} if kept else {})
+    assert asked == [evaluated, data]
+
+
+@pytest.mark.parametrize("rows", [None, [1, 2]])
+@pytest.mark.parametrize("translates", [False, True])
+def test_loop_counts_the_sentences_of_its_budget(
+    rows: Any, translates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Fake(predictions=np.array([[2, 5]]), metrics={})
+    monkeypatch.setattr(ResumableTrainer, "evaluation_loop", lambda trainer: output)
+    trainer = bare(
+        accelerator=Fake(gather_for_metrics="gather"),
+        args=Fake(predict_with_generate=translates),
+        budget=Fake(rows=rows),
+        ended=1.0,
+        _share_that_ends=lambda rows: 0.25,
+    )
+    assert trainer.evaluation_loop() is output
+    assert trainer.gather_function == "gather"
+    assert trainer.ended == (0.25 if translates else 1.0)
+    assert output.metrics == ({} if rows is None else {"eval_sentences": 2})
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_forward_of_accelerate_is_left_out_within_a_step(native: bool) -> None:
+    forward = "accelerate's"
+    trainer = bare(
+        accelerator=Fake(native_amp=native, autocast=nullcontext), model=Fake(forward=forward)
+    )
+    with pytest.raises(KeyError), trainer._autocast_around_the_step():
+        assert hasattr(trainer.model, "forward") is not native
+        raise KeyError
+    assert trainer.model.forward == forward
