@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace as Fake
 from typing import Any
 from unittest.mock import MagicMock
@@ -60,6 +61,13 @@ def test_only_the_first_rank_prints(
     )
     assert broadcast_from_main(lambda: made.append(1)) == 7
     assert bool(made) is is_main
+    turns: list[Any] = []
+    monkeypatch.setattr(
+        distributed, "taking_turns", lambda *given, **more: nullcontext(turns.append((given, more)))
+    )
+    broadcast_from_main(dict)
+    broadcast_from_main(dict, "reading")
+    assert turns == [(("reading",), {"first": True})]
 
 
 def several(monkeypatch: pytest.MonkeyPatch, size: int = 2, others: Any = 0) -> None:
@@ -79,6 +87,22 @@ def test_group_of_one_has_no_other_ranks(
     several(monkeypatch, size, others=[0, 1])
     assert has_other_ranks() is found
     assert Agreement(True, False, device=CPU).read() == [True, found]
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1)])
+def test_turns_are_those_of_several_processes(
+    size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several(monkeypatch, size)
+    turns = MagicMock()
+    for name, value in (("_turns", turns), ("_get_default_store", lambda: "store")):
+        monkeypatch.setattr(distributed, name, value)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(distributed.socket, "gethostname", lambda: "host")
+    with distributed.taking_turns("reading", first=False):
+        pass
+    expected = [(("store", (1, 2), "reading", False, "host"),)] * count
+    assert turns.call_args_list == expected
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,11 @@ class Budgeted:
         ({"global_step": 10, "eval_steps": 2}, 500, 20, 6),
         ({"strategy": "epoch", "num_train_epochs": 4}, 0, 0, 5),
         ({"eval_steps": None}, 0, 0, 101),
+        ({"strategy": "epoch", "num_train_epochs": 1}, 0, 0, 2),
         ({"global_step": 100}, 900, 50, 1),
+        ({"global_step": 102, "eval_steps": 1}, 900, 50, 1),
+        ({"global_step": 10, "eval_steps": 1}, 1100, 20, 1),  # the time is over
+        ({"global_step": 100}, 900, 110, 1),  # nothing is left
     ],
 )
 def test_evaluation_has_an_equal_share_of_what_is_left(
@@ -188,7 +192,7 @@ def test_evaluation_has_an_equal_share_of_what_is_left(
     stop.spent = float(spent)
     stop.evaluation_seconds = float(evaluating)
     budget = EvaluationBudget(stop)
-    allowed = (100 - evaluating) / evaluations
+    allowed = max(0, 100 - evaluating) / evaluations
     assert budget._allowed_seconds(trainer) == pytest.approx(allowed)
     affordable = max(1, int((allowed - 2) / 0.5))  # 4 sentences are measured first
     with budget.evaluation(trainer):

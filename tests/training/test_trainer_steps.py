@@ -9,13 +9,22 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
+from transformers.trainer_pt_utils import LabelSmoother
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.batches.batching import LengthGroupedSampler, TokenBatchSampler
 from hf_vanilla_transformer.batches.packing import PLAN_VERSION
 from hf_vanilla_transformer.training.state.fingerprint import PACKING
-from hf_vanilla_transformer.training.trainer import loaders
-from hf_vanilla_transformer.training.trainer.fast_paths import COMPILED_UPDATES, PACKED_ROWS
+from hf_vanilla_transformer.training.trainer import fast_paths, loaders
+from hf_vanilla_transformer.training.trainer.fast_paths import (
+    CAST_WEIGHTS,
+    COMPILED_UPDATES,
+    FUSED_LOSS,
+    PACKED_ROWS,
+    ROUNDED_SHAPES,
+    Condition,
+    FastPath,
+)
 from hf_vanilla_transformer.training.trainer.forward import ForwardChoice
 from hf_vanilla_transformer.training.trainer.translating_trainer import TranslatingTrainer
 from tests.model_helpers import error_of
@@ -256,3 +265,126 @@ def test_compiled_updates_are_the_default_of_packed_rows_on_gpus(
 ) -> None:
     args = Fake(torch_compile=asked, device=torch.device(device))
     assert COMPILED_UPDATES.is_off(Fake(args=args, _updates=updates)) == reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"checkpointing": True}, "computes activations again"),
+        ({"model": "wrapped"}, "has adapters"),
+        ({"is_fsdp_enabled": True}, "shards weights"),
+        ({"is_deepspeed_enabled": True}, "shards weights"),
+        ({"get_tp_size": lambda: 2}, "shards weights"),
+    ],
+)
+def test_pass_of_another_kind_is_named(changed: dict[str, Any], reason: str | None) -> None:
+    model: Any = nn.Sequential(nn.Linear(1, 1))
+    model[0].gradient_checkpointing = changed.pop("checkpointing", False)
+    given = {"is_fsdp_enabled": False, "is_deepspeed_enabled": False, "get_tp_size": lambda: 1}
+    trainer = Fake(**{"model": model, "_base_model": lambda: model} | given | changed)
+    assert fast_paths._different_pass(trainer) == reason
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (None, None),
+        (Fake(enabled=True, cache_enabled=True), None),
+        (Fake(enabled=False, cache_enabled=True), "an autocast_handler"),
+        (Fake(enabled=True, cache_enabled=False), "an autocast_handler"),
+    ],
+)
+def test_handler_that_changes_autocast_is_named(handler: Any, reason: str | None) -> None:
+    assert fast_paths._own_autocast(bare(accelerator=Fake(autocast_handler=handler))) == reason
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "casting", "fused"),
+    [
+        ("no", "cuda", "is not in bf16", None),
+        ("fp16", "cuda", "is not in bf16", "is in fp16"),
+        ("bf16", "cpu", "is on a CPU", None),
+        ("bf16", "cuda", None, None),
+    ],
+)
+def test_precision_decides_about_casts_and_the_loss(
+    precision: str, device: str, casting: str | None, fused: str | None
+) -> None:
+    args = Fake(device=torch.device(device))
+    trainer = Fake(args=args, accelerator=Fake(mixed_precision=precision))
+    assert CAST_WEIGHTS.is_off(trainer) == casting
+    assert FUSED_LOSS.is_off(trainer) == fused
+    scales = "scales its loss for fp16" if precision == "fp16" else None
+    assert COMPILED_UPDATES.conditions[-1].find(trainer) == scales
+
+
+@pytest.mark.parametrize(
+    ("tokens", "packs", "bf16", "device", "reason"),
+    [
+        (True, False, True, "cpu", None),
+        (False, False, True, "cpu", "has no padded token batches"),
+        (True, True, True, "cpu", "has no padded token batches"),
+        (True, False, False, "cpu", "is not in bf16 on a CPU"),
+        (True, False, True, "cuda", "is not in bf16 on a CPU"),
+    ],
+)
+def test_shapes_are_rounded_in_bfloat16_on_a_cpu(
+    tokens: bool, packs: bool, bf16: bool, device: str, reason: str | None
+) -> None:
+    args = Fake(bf16=bf16, device=torch.device(device))
+    assert ROUNDED_SHAPES.is_off(Fake(by_tokens=tokens, packs=packs, args=args)) == reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, None),
+        ({"consistency": 0}, "computes two passes over a batch"),
+        ({"teacher": 0}, "asks a teacher"),
+        ({"label_smoother": LabelSmoother()}, "has a loss of its own"),
+        ({"compute_loss_func": max}, "has a loss of its own"),
+    ],
+)
+def test_objective_that_a_graph_lacks_is_named(changed: dict[str, Any], reason: str | None) -> None:
+    plain = dict.fromkeys(("consistency", "teacher", "label_smoother", "compute_loss_func"))
+    assert fast_paths._other_objective(bare(**plain | changed)) == reason
+
+
+def test_models_of_transformers_have_a_table_of_positions() -> None:
+    for config, kind in (
+        (Fake(), "learned"),
+        (Fake(position_encoding_type="learned"), "learned"),
+        (Fake(position_encoding_type="sinusoidal"), None),
+    ):
+        trainer = Fake(_base_model=lambda config=config: Fake(config=config))
+        assert fast_paths._table_of_positions(trainer) == kind
+
+
+@pytest.mark.parametrize(
+    ("found", "carried", "asked", "reason"),
+    [
+        (None, False, False, None),
+        ("a", False, False, "has a"),
+        ("a", True, False, "has a"),
+        ("a", True, True, None),
+        ("a", False, True, "has a"),
+    ],
+)
+def test_carried_condition_is_left_out_if_the_path_is_asked_for(
+    found: str | None, carried: bool, asked: bool, reason: str | None
+) -> None:
+    conditions = (
+        Condition(lambda trainer: None),
+        Condition(lambda trainer: "b", carried=True),
+        Condition(lambda trainer: found, "has {}", carried),
+    )
+    conditions_of_a_run = conditions if asked else (conditions[0], conditions[2])
+    path = FastPath("path", "it", "plain", lambda trainer: trainer, conditions_of_a_run)
+    assert path.why_not(None, asked) == reason
+    if not asked:
+        assert path.is_on(None) is (reason is None)
+        assert not path.is_on("off")
+        assert path.line("off", False) == "path: no, because it off: plain"
+        assert path.line(None, False) == f"path: no, because it {reason}: plain"
+    assert path.line(None, True, ", so") == "path: yes, so"
