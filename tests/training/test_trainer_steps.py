@@ -1,6 +1,7 @@
 """Steps of the trainer's update, its lines and its loaders, each with small objects in place of a run."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace as Fake
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,13 +10,14 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
+from torch.utils.data import ConcatDataset, Subset
 from transformers.trainer_pt_utils import LabelSmoother
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.batches.batching import LengthGroupedSampler, TokenBatchSampler
 from hf_vanilla_transformer.batches.packing import PLAN_VERSION
 from hf_vanilla_transformer.training.state.fingerprint import PACKING
-from hf_vanilla_transformer.training.trainer import fast_paths, loaders
+from hf_vanilla_transformer.training.trainer import fast_paths, loaders, ownership
 from hf_vanilla_transformer.training.trainer.fast_paths import (
     CAST_WEIGHTS,
     COMPILED_UPDATES,
@@ -180,6 +182,49 @@ def test_plan_of_packed_rows_is_a_fact(
 ) -> None:
     monkeypatch.setattr(TranslatingTrainer, "_data", lambda trainer: {"pack": None})
     assert bare(packs=packs)._data() == {"pack": packs, PACKING: version}
+
+
+@pytest.mark.parametrize(
+    ("is_due", "fits", "count"), [(True, True, 1), (False, True, 0), (True, False, 0)]
+)
+def test_first_batch_of_the_planned_shape_is_compiled(is_due: bool, fits: bool, count: int) -> None:
+    compiled = MagicMock(is_due=is_due)
+    compiled.fits.return_value = fits
+    trainer = bare(
+        forwards=Fake(compiled=compiled),
+        _base_model=lambda: nn.Linear(1, 1),
+        _prepare_inputs=lambda batch: {**batch, "prepared": True},
+        _attention_kernels=nullcontext,
+    )
+    trainer._compile_if_due({"labels": 1}, 7)
+    batch = {"labels": 1, "prepared": True, "num_items_in_batch": 7}
+    assert compiled.compile.call_args_list == [((batch,),)] * count
+    trainer.forwards.compiled = None
+    trainer._compile_if_due({"labels": 1}, 7)
+
+
+def test_smoother_of_the_caller_is_a_loss_of_its_own() -> None:
+    for smoother, found in (
+        (None, None),
+        (LabelSmoother(), None),
+        (Fake(), "an own label_smoother"),
+    ):
+        trainer = bare(compute_loss_func=None, label_smoother=smoother)
+        assert ownership.foreign_loss(trainer) == found
+    assert ownership.foreign_loss(bare(compute_loss_func=max)) == "compute_loss_func"
+
+
+def test_columns_are_those_of_all_parts_of_a_dataset() -> None:
+    table = Dataset.from_dict({"a": [1, 2], "b": [3, 4]})
+    rows = [{"a": 1}, {"c": 2}]
+    for data, columns in (
+        (table, "ab"),
+        (table.with_format(columns=["a"]), "a"),
+        (rows, "ac"),
+        (Subset(table, [0]), "ab"),
+        (ConcatDataset([table, rows]), "abc"),
+    ):
+        assert ownership._columns(data) == set(columns)
 
 
 # Loaders

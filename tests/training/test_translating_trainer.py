@@ -10,7 +10,10 @@ import torch
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
-from hf_vanilla_transformer.training.trainer.translating_trainer import TranslatingTrainer
+from hf_vanilla_transformer.training.trainer.translating_trainer import (
+    TranslatingTrainer,
+    _WithoutPrefix,
+)
 
 
 def bare(**attributes: Any) -> Any:
@@ -155,3 +158,25 @@ def test_forward_of_accelerate_is_left_out_within_a_step(native: bool) -> None:
         assert hasattr(trainer.model, "forward") is not native
         raise KeyError
     assert trainer.model.forward == forward
+
+
+@pytest.mark.parametrize("error", [None, KeyError])
+def test_measured_sentences_have_no_scores(error: Any) -> None:
+    asked: list[Any] = []
+
+    def predict(rows: Any) -> None:
+        asked.append((rows, trainer.compute_metrics))
+        if error is not None:
+            raise error
+
+    data = Fake(select=lambda rows: f"rows {rows}")
+    trainer = bare(eval_dataset=data, compute_metrics="bleu", predict=predict)
+    with pytest.raises(error) if error else nullcontext():
+        trainer.translate_rows([1, 2])
+    assert asked == [("rows [1, 2]", None)]
+    assert trainer.compute_metrics == "bleu"
+
+
+def test_loss_is_that_without_the_prefix_of_a_search() -> None:
+    loss = _WithoutPrefix(lambda **batch: batch)  # type: ignore[arg-type]
+    assert loss(decoder_input_ids=1, labels=2) == {"labels": 2}
