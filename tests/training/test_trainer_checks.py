@@ -267,9 +267,9 @@ def test_difference_is_relative_to_the_spread_of_the_outputs() -> None:
         loss = torch.tensor(-0.5 if "segment_ids" in batch else 0.0)
         return Fake(logits=batch["labels"][..., None].double(), loss=loss)
 
-    model.config = tiny_config()  # type: ignore[attr-defined]
-    model.device = torch.device("cpu")  # type: ignore[attr-defined]
-    found = packing_check._difference(model)  # type: ignore[arg-type]
+    model.config = tiny_config()
+    model.device = torch.device("cpu")
+    found = packing_check._difference(model)
     packed, padded = batches
     labels = padded["labels"]
     outputs = torch.cat([labels[labels != -100], torch.zeros(1)])

@@ -178,5 +178,5 @@ def test_measured_sentences_have_no_scores(error: Any) -> None:
 
 
 def test_loss_is_that_without_the_prefix_of_a_search() -> None:
-    loss = _WithoutPrefix(lambda **batch: batch)  # type: ignore[arg-type]
+    loss = _WithoutPrefix(lambda **batch: batch)
     assert loss(decoder_input_ids=1, labels=2) == {"labels": 2}
