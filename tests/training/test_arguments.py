@@ -131,6 +131,12 @@ def test_what_is_not_asked_for_is_off():
     assert asked.teacher == ["a"]
 
 
+@pytest.mark.parametrize("value", [None, "none", ["none"], []])
+def test_no_reports_are_written_as_they_are_in_transformers(value):
+    """transformers 5.23 turns None into [None], and refuses that."""
+    assert RunArguments("x", report_to=value).report_to == []
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_order_of_sums_is_kept_with_more_than_two_processes(monkeypatch, processes):
     """Two summands have the same sum in any order."""

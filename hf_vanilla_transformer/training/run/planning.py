@@ -123,7 +123,7 @@ class PlanUpdates(TrainerCallback):
             return
         if planned is None and step % _WARM_UP and has_other_ranks():
             return  # asking the main rank waits for the device
-        per_update = (seconds - self._start[1]) / max(step - self._start[0], 1)
+        per_update = (seconds - self._start[1]) / (step - self._start[0])
         left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
         is_due = planned is not None or self.stop.seconds() >= _MEASURED * limit
         possible = broadcast_from_main(lambda: step + max(1, left) if is_due else 0)
