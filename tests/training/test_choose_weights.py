@@ -1,14 +1,15 @@
 """The weights that a run keeps: the last ones, the average of its checkpoints or its moving average."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.training.run.finishing import choose_weights
+from hf_vanilla_transformer.training.run.finishing import choose_weights, load_full_state_dict
 from hf_vanilla_transformer.training.state.callbacks import WeightAverage
-from tests.model_helpers import assert_same_gradients, tiny_model
+from tests.model_helpers import assert_same_gradients, error_of, tiny_model
 
 
 def chosen(
@@ -18,6 +19,8 @@ def chosen(
     **settings: Any,
 ) -> tuple[Any, dict]:
     """The model and results of a run of three updates, from the scores of its last weights and of the average."""
+    if "average_last" in settings:
+        (folder / ".saving").mkdir()  # as a crash leaves it
     for step in (1, 2, 3):
         tiny_model(step).save_pretrained(folder / f"checkpoint-{step}")
         (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
@@ -53,6 +56,7 @@ def test_better_weights_are_kept(
     kind: str,
     single: float,
     average: float,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     ema = WeightAverage(0.9)
     ema.average = {name: each.detach() for name, each in tiny_model(5).named_parameters()}
@@ -63,11 +67,15 @@ def test_better_weights_are_kept(
         "ema": ema.average,
     }
     settings = {"averaged": {"average_last": 2}, "ema": {"ema": ema, "ema_decay": 0.9}}
+    losses = {"eval_loss": 1.0} if single != average else {}
     model, results = chosen(
         tmp_path,
-        [{"eval_bleu": single}, {"eval_bleu": average}],
+        [{"eval_bleu": single} | losses, {"eval_bleu": average} | losses],
         **settings[kind],
     )
+    printed = capsys.readouterr().out
+    assert "of equal ones" not in printed, "there is no loss, or none are equal"
+    assert "warning: " not in printed
     is_average = average >= single
     expected = averages[kind] if is_average else dict(tiny_model(7).named_parameters())
     assert_same_gradients(dict(model.named_parameters()), expected, tolerance=1e-6)
@@ -78,6 +86,7 @@ def test_better_weights_are_kept(
         "eval_bleu": max(single, average),
         "eval_bleu_single": single,
         f"eval_bleu_{kind}": average,
+        **losses,
         **facts,
     }
 
@@ -92,18 +101,31 @@ def test_loss_decides_between_equal_scores(
     _, results = chosen(tmp_path, scores, average_last=2)
     assert results["averaged_checkpoints"] == (2 if kept == "averaged" else 0)
     assert results["eval_loss"] == min(losses)
+    assert "eval_perplexity" not in results
     assert f"of equal ones that of the lowest loss, {min(losses):.4f}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("metric", "greater", "averaged"),
-    [("loss", False, 3), ("eval_perplexity", False, 3), ("chrf", True, 0)],
+    ("metric", "greater", "average", "averaged"),
+    [
+        ("loss", False, 2.0, 3),
+        ("loss", False, 4.0, 0),
+        ("eval_perplexity", False, 2.0, 3),
+        ("chrf", True, 2.0, 0),
+    ],
 )
 def test_weights_are_chosen_by_the_metric_for_the_best_model(
-    tmp_path: Path, metric: str, greater: bool, averaged: int, capsys: pytest.CaptureFixture
+    tmp_path: Path,
+    metric: str,
+    greater: bool,
+    average: float,
+    averaged: int,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     name = f"eval_{metric.removeprefix('eval_')}"
-    scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
+    scores = [{name: 3.0, "eval_bleu": 0.0}, {name: average, "eval_bleu": 0.0}]
+    if metric == "eval_perplexity":  # it is computed if the last weights have one
+        scores[1] = {"eval_loss": math.log(average)}
     settings = {
         "average_last": 4,
         "metric_for_best_model": metric,
@@ -113,3 +135,24 @@ def test_weights_are_chosen_by_the_metric_for_the_best_model(
     assert "average_last=4" in capsys.readouterr().out, "there are fewer"
     assert results["averaged_checkpoints"] == averaged
     assert {f"{name}_single", f"{name}_averaged"} <= results.keys()
+
+
+@pytest.mark.parametrize(("last", "warns"), [(0, False), (1, False), (2, True)])
+def test_one_checkpoint_is_no_average(
+    tmp_path: Path, last: int, warns: bool, capsys: pytest.CaptureFixture
+) -> None:
+    tiny_model(1).save_pretrained(tmp_path / "checkpoint-1")
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    trainer = SimpleNamespace(eval_dataset=None, ema=None)
+    assert choose_weights(trainer, tmp_path, SimpleNamespace(average_last=last)) == {}
+    assert ("the run has saved 1 checkpoints" in capsys.readouterr().out) is warns
+
+
+def test_weights_that_are_loaded_may_have_more_but_not_less() -> None:
+    model = tiny_model(1)
+    weights = dict(tiny_model(2).state_dict())
+    load_full_state_dict(model, weights | {"other": weights["lm_head.weight"]})
+    assert_same_gradients(dict(model.state_dict()), weights, tolerance=0)
+    names = [name for name, _ in model.named_parameters()]
+    message = error_of(load_full_state_dict, model, {names[0]: weights[names[0]]})
+    assert message == f"the weights lack {min(names[1:])}"
