@@ -1,6 +1,7 @@
-"""The time limit, the measurement of bf16 and the default learning rate."""
+"""The time limit, signals, freed memory, the measurement of bf16 and the default learning rate."""
 
 import math
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,8 @@ from hf_vanilla_transformer.training.run.arguments import RunArguments
 from hf_vanilla_transformer.training.run.precision import bf16_is_faster
 from hf_vanilla_transformer.training.state import callbacks
 from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
-from tests.model_helpers import tiny_model
+from hf_vanilla_transformer.utils.errors import Interrupted
+from tests.model_helpers import error_of, tiny_model
 
 
 @pytest.fixture
@@ -42,7 +44,10 @@ def test_time_limit_counts_from_the_start_of_training(clock, strategy):
         clock.now += 119
         control = step(stop, strategy)
         assert not (control.should_training_stop or control.should_save or control.should_evaluate)
-        clock.now += 2
+        clock.now += 1
+        assert not step(stop, strategy).should_training_stop
+        clock.now += 1
+        assert stop.minutes_left() == 0
         control = step(stop, strategy)
         assert control.should_training_stop
         assert control.should_save
@@ -51,6 +56,33 @@ def test_time_limit_counts_from_the_start_of_training(clock, strategy):
         assert not step(unlimited).should_training_stop
     finally:
         stop.on_train_end()
+
+
+def test_limit_of_a_new_run_is_unspent(clock):
+    stop = StopWithCheckpoint(max_minutes=2)
+    clock.now += 500
+    assert stop.minutes_left() == 2
+    assert set(stop.state()["attributes"].values()) == {0}
+
+
+def test_signals_are_noted_during_training_only():
+    def is_noted(event):
+        getattr(stop, event)()
+        return signal.getsignal(signal.SIGINT) is not before
+
+    before = signal.getsignal(signal.SIGINT)
+    stop = StopWithCheckpoint()
+    events = ["on_train_end", "on_train_begin", "on_train_end"]
+    assert [is_noted(event) for event in events * 2] == [False, True, False] * 2
+
+
+def test_signal_ends_an_evaluation_that_the_resumed_run_makes():
+    stop = StopWithCheckpoint()
+    stop.signals.received = signal.SIGTERM
+    with pytest.raises(Interrupted) as raised:
+        stop.on_prediction_step(SimpleNamespace(device=torch.device("cpu")))
+    assert raised.value.status == 128 + signal.SIGTERM
+    assert stop.evaluation_due
 
 
 FLAGS = "log", "evaluate", "save", "training_stop", "epoch_stop"
@@ -87,6 +119,16 @@ def test_evaluation_of_an_epoch_is_due_after_its_last_update(epoch, control, due
         flags = decided("on_step_end", stop, *control, *asked, signal=True, epoch=epoch)
         assert stop.evaluation_due is bool(due or asked)
         assert flags == ["save", "training_stop", *control]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_ranks_agree_at_once_if_they_wait_anyway(flag):
+    asked = []
+    stop = StopWithCheckpoint()
+    stop.signals.agree = lambda *_, at_once: asked.append(at_once) or [False]
+    args = SimpleNamespace(eval_strategy="no", device=torch.device("cpu"))
+    stop.on_step_end(args, None, TrainerControl(**{f"should_{flag}": True}))
+    assert asked == [flag != "epoch_stop"]
 
 
 def test_end_of_training_is_saved_once():
@@ -151,8 +193,26 @@ def test_peak_learning_rate_defaults_to_the_papers(tmp_path):
         run.resolve_arguments(tiny_model(d_model=64), args)
         return args.learning_rate
 
-    assert learning_rate() == pytest.approx(64**-0.5 * 4000**-0.5, rel=1e-12)  # Eq. 3 at step 4,000
-    assert learning_rate(learning_rate=0.5) == 0.5
+    def rate(update):
+        return pytest.approx(64**-0.5 * update**-0.5, rel=1e-12)  # Eq. 3
+
+    assert learning_rate() == rate(4000)
+    for steps, update in ((0, 1), (1, 1), (2, 2), (9, 9)):
+        assert learning_rate(warmup_steps=steps) == rate(update)
+    base = {"model_name_or_path": "base", "warmup_steps": 0.5}
+    assert learning_rate(**base) == rate(200_000)
+    assert learning_rate(learning_rate=0.5, warmup_steps=0.5) == 0.5
+    assert "warmup_steps=0.5 is a share" in error_of(learning_rate, warmup_steps=0.5)
+
+
+@pytest.mark.parametrize(("device", "updates"), [("cpu", [20, 40]), ("cuda", [])])
+def test_free_memory_is_released_every_20_updates_on_a_cpu(monkeypatch, device, updates):
+    released = []
+    monkeypatch.setattr(callbacks, "release_free_memory", lambda: released.append(update))
+    args = SimpleNamespace(device=torch.device(device))
+    for update in range(1, 50):
+        callbacks.ReleaseFreeMemory().on_step_end(args, SimpleNamespace(global_step=update))
+    assert released == updates
 
 
 class Timed(torch.nn.Module):

@@ -4,11 +4,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from torch.testing import assert_close
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.state.callbacks import EMA_WEIGHTS
+from hf_vanilla_transformer.training.state.callbacks import EMA_WEIGHTS, WeightAverage
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, trained
@@ -38,6 +39,13 @@ def test_ema_follows_its_formula(tmp_path: Path) -> None:
     assert averages.keys() == dict(trainer.model.named_parameters()).keys()
     for name, average in averages.items():
         assert_close(average, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_loaded_average_moves_to_the_weights() -> None:
+    average = WeightAverage(0.5)
+    average.average = {"weight": torch.ones(1, 1)}
+    average.on_train_begin(model=torch.nn.Linear(1, 1, bias=False, device="meta"))
+    assert average.average["weight"].device.type == "meta"
 
 
 def test_ema_refuses_a_checkpoint_without_it(tmp_path: Path) -> None:
