@@ -82,8 +82,9 @@ def test_other_errors_pass(tmp_path, error):
         ),
         (RuntimeError(LOST_PEER), "10.0.0.1"),
         (DistBackendError("NCCL error"), "NCCL"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
     ],
-    ids=["full", "lost", "NCCL"],
+    ids=["full", "lost", "NCCL", "memory"],
 )
 def test_errors_of_other_ranks_are_one_line(tmp_path, error, words):
     with (
@@ -91,6 +92,16 @@ def test_errors_of_other_ranks_are_one_line(tmp_path, error, words):
         report_failed_save(tmp_path, "training stopped"),
     ):
         raise error
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_first_rank_removes_the_partial_file(tmp_path, monkeypatch, rank):
+    monkeypatch.setenv("RANK", str(rank))
+    partial = tmp_path / ".saving"
+    partial.mkdir()
+    with pytest.raises(DiskFull, match="denied: stopped"), report_failed_save(tmp_path, "stopped"):
+        raise PermissionError("denied")
+    assert partial.exists() is bool(rank)
 
 
 def test_fault_of_a_save_is_no_error_of_the_user(tmp_path):

@@ -4,12 +4,14 @@ import json
 import re
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
+from hf_vanilla_transformer.training.run import report
 from hf_vanilla_transformer.training.run.report import (
     SampleTranslations,
     TrainingBar,
@@ -30,6 +32,90 @@ def test_evaluations_count_what_the_task_has(capsys, task, items):
     state = SimpleNamespace(is_world_process_zero=True, global_step=1, max_steps=2, log_history=[])
     TrainingReport(task=task).on_log(None, state, None, logs=logs)
     assert items in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("limit", "done", "warmup", "begins", "ends"),
+    [
+        (None, 0, 3, "5 updates, into out", ""),
+        (2.5, 0, 4, "5 updates, at most 2.5 minutes, into out", "warns"),
+        (2.5, 3, 3, "5 updates, at most 2.5 minutes, into out", "warns"),
+        (2.5, 4, 3, "5 updates, at most 2.5 minutes, into out", ""),
+        (None, 3, 3, "5 updates, into out", ""),
+        (None, 0, 5, "5 updates, into out warns", ""),
+        (None, 0, 6, "5 updates, into out warns", ""),
+        (2.5, 5, 5, "", ""),
+    ],
+)
+def test_warm_up_of_the_whole_run_is_warned_of(
+    capsys: pytest.CaptureFixture,
+    limit: float | None,
+    done: int,
+    warmup: int,
+    begins: str,
+    ends: str,
+) -> None:
+    """At the start, and after a time limit."""
+
+    def printed(event: str, is_main: bool) -> str:
+        state = SimpleNamespace(is_world_process_zero=is_main, global_step=done, max_steps=5)
+        getattr(TrainingReport(), event)(args, state)
+        text = capsys.readouterr().out.replace("training on cpu: ", "")
+        return re.sub(r"\s*warning: .*\n", " warns", text).strip()
+
+    args = SimpleNamespace(
+        device="cpu", output_dir="out", max_minutes=limit, get_warmup_steps=lambda updates: warmup
+    )
+    assert [printed(event, True) for event in ("on_train_begin", "on_train_end")] == [begins, ends]
+    assert [printed(event, False) for event in ("on_train_begin", "on_train_end")] == ["", ""]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_main_rank_prints_entries_and_samples(capsys: pytest.CaptureFixture, is_main: bool) -> None:
+    state = SimpleNamespace(is_world_process_zero=is_main, global_step=1, max_steps=2)
+    printer = TrainingReport(SimpleNamespace(lines=lambda: ["sample"]))
+    for logs in ({"loss": 1.0}, {"train_runtime": 1.0}, {}, None):
+        printer.on_log(None, state, logs=logs)
+    printer.on_evaluate(None, state)
+    TrainingReport().on_evaluate(None, state)
+    assert capsys.readouterr().out == "update 1 of 2  loss 1.000\nsample\n" * is_main
+
+
+@pytest.mark.parametrize("has_pairs", [True, False])
+@pytest.mark.parametrize("generates", [True, False])
+@pytest.mark.parametrize("has_metrics", [True, False])
+@pytest.mark.parametrize("budget", [None, SimpleNamespace(rows=[1])])
+def test_samples_are_of_generated_evaluations(
+    has_pairs: bool, generates: bool, has_metrics: bool, budget: Any
+) -> None:
+    added: list[Any] = []
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(disable_tqdm=True, predict_with_generate=generates),
+        compute_metrics=(lambda prediction: {}) if has_metrics else None,
+        budget=budget,
+        add_callback=added.append,
+        remove_callback=lambda callback: None,
+    )
+    pairs = [{"source": "a", "target": "b"}] if has_pairs else None
+    show_progress(trainer, pairs, word_tokenizer(["<unk>"]))
+    samples = added[0].samples
+    assert (samples is not None) is (has_pairs and generates and has_metrics)
+    if samples is not None:
+        assert samples.evaluated() == (budget and [1])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_of_the_libraries_need_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    hidden: list[str] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(report, "disable_progress_bars", lambda: hidden.append("datasets"))
+    monkeypatch.setattr(
+        report.logging, "disable_progress_bar", lambda: hidden.append("transformers")
+    )
+    report.hide_bars_without_terminal()
+    assert hidden == ([] if is_terminal else ["datasets", "transformers"])
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -103,6 +189,20 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
         assert name in line
     history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in history if "eval_bleu" in entry] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [("language", "translation"), ("sequence", "prediction")]
+)
+def test_sample_is_called_what_the_task_makes(
+    monkeypatch: pytest.MonkeyPatch, task: str, name: str
+) -> None:
+    monkeypatch.setattr(report, "tokenizer_task", lambda tokenizer: task)
+    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a"], **SPECIAL_TOKENS)
+    samples = SampleTranslations([{"source": "b", "target": "c"}])
+    prediction = EvalPrediction(predictions=np.array([[4]]), label_ids=None)
+    samples.taken_from(lambda _: {}, tokenizer)(prediction)
+    assert [line.split() for line in samples.lines()][-1] == [name, "a"]
 
 
 def test_samples_are_texts_without_the_token_of_a_language():
