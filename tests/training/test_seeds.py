@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
+from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 
+from hf_vanilla_transformer.training.run import run
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
-from hf_vanilla_transformer.training.run.seeds import scores_of_seeds
+from hf_vanilla_transformer.training.run.seeds import run_seeds, scores_of_seeds
 from tests.trainer_helpers import SAVING, TINY_RUN, as_flags, error_of, write_pairs
 
 PAIRS = [
@@ -43,16 +45,118 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+CARD = "# Run\n\n## Limits\n\nIt is small.\n\n## Licence\n"
+
+
+def write_results(folder, seed):
+    """Write what a run does, with a test score of 50 + the seed."""
+    folder.mkdir(exist_ok=True)
+    scores = {"test_exact_match": 50 + seed, "test_mine:f": 1}
+    (folder / "all_results.json").write_text(json.dumps(scores))
+    (folder / "README.md").write_text(CARD)
+
+
+class Runs:
+    """Runs of three seeds that only write their results and cards."""
+
+    def __init__(self, folder, *flags):
+        seeds = ["--seeds", "1", "2", "3", "--train", "é.tsv", "--metrics", "mine:f"]
+        self.parsed = parse_recipe(["--output_dir", str(folder), *seeds, *flags])
+        self.table = folder / "seeds.json"
+        self.cards = [folder / f"seed-{seed}" / "README.md" for seed in (1, 2, 3)]
+        self.had_scores = {}
+
+    def make(self):
+        self.had_scores.clear()
+        run_seeds(self.parsed, self.run)
+
+    def run(self, flags):
+        values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        assert (values["seeds"], values["resume_from_checkpoint"]) == ("null", "auto")
+        seed = int(values["seed"])
+        self.had_scores[seed] = "scores" in read(self.table)
+        write_results(Path(values["output_dir"]), seed)
+
+
+def test_table_of_seeds_is_stored_and_added_to_cards(tmp_path, capsys):
+    runs = Runs(tmp_path / "new" / "run")
+    runs.make()
+    assert runs.had_scores == {1: False, 2: False, 3: False}
+    lines = ["| test exact match | 52.00 ± 1.00 | 51.00 | 52.00 | 53.00 |"]
+    lines.append("| test mine:f | 1.00 ± 0.00 | 1.00 | 1.00 | 1.00 |")
+    printed = capsys.readouterr().out
+    before, after = CARD.split("## Limits")
+    for card in runs.cards:
+        text = card.read_text()
+        assert all(line in shown for line in lines for shown in (printed, text))
+        assert text.startswith(f"{before}## Seeds\n")
+        assert text.endswith(f" |\n\n## Limits{after}")
+    text = runs.table.read_text()
+    assert text.startswith('{\n  "fields": {\n    "metrics"')
+    assert "é.tsv" in text
+    assert re.search(r'"deviation": 1.0,\s+"mean": 52', text)
+    assert "by_pairs" not in text
+
+    cards = [card.read_text() for card in runs.cards]
+    for removed, made in ([], {}), ([0, 2], {1: True, 3: True}):
+        for index in removed:
+            runs.cards[index].unlink()
+        runs.make()
+        assert runs.had_scores == made
+        assert [card.read_text() for card in runs.cards] == cards
+        assert runs.table.read_text() == text
+
+
+def test_seeds_have_the_same_fields(tmp_path):
+    rows = tmp_path / "rows.yaml"
+    rows.write_text("by_pairs:\n  9:\n    vocab_size: 50\n")
+    Runs(tmp_path / "run").make()
+    for flags, name in ((["--max_steps", "3"], "max_steps"), ([str(rows)], "by_pairs")):
+        other = Runs(tmp_path / "run")
+        folder = ["--output_dir", str(tmp_path / "run"), "--seeds", "1", "2"]
+        other.parsed = parse_recipe([*flags, *folder, "--train", "é.tsv", "--metrics", "mine:f"])
+        assert error_of(other.make).startswith(f"{name}: ")
+
+
+def test_other_ranks_write_no_table(tmp_path, monkeypatch):
+    runs = Runs(tmp_path / "run")
+    runs.make()
+    runs.table.unlink()
+    monkeypatch.setenv("RANK", "1")
+    runs.make()
+    assert not runs.table.exists()
+
+
+def test_seeds_are_not_published(tmp_path):
+    runs = Runs(tmp_path / "run", "--push_to_hub", "true")
+    assert error_of(runs.make).startswith("push_to_hub: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_command_makes_a_run_of_each_seed(train, tmp_path, monkeypatch):
+    def make(model_args, data_args, args, **_):
+        made.append((args.seed, args.seeds, args.resume_from_checkpoint))
+        write_results(Path(args.output_dir), args.seed)
+
+    made = []
+    monkeypatch.setattr(run, "run_training", make)
+    status, printed, errors = train(tmp_path / "run")
+    assert status == 0, errors
+    assert "| test exact match | 51.50 ± 0.71 | 51.00 | 52.00 |" in printed
+    assert made == [(seed, None, "auto") for seed in (1, 2)]
+
+
+@pytest.mark.slow
 def test_killed_seeds_end_in_the_same_table(train, tmp_path):
     whole = tmp_path / "whole"
     status, printed, errors = train(whole)
     assert status == 0, errors
-    runs = [whole / "seed-1", whole / "seed-2"]
-    scores = [read(run / "all_results.json")["test_character_error_rate"] for run in runs]
+    folders = [whole / "seed-1", whole / "seed-2"]
+    scores = [read(each / "all_results.json")["test_character_error_rate"] for each in folders]
     assert scores[0] != scores[1]
     cells = f"{mean(scores):.2f} ± {stdev(scores):.2f} | {scores[0]:.2f} | {scores[1]:.2f}"
     row = f"| test character error rate | {cells} |"
-    cards = [(run / "README.md").read_text(encoding="utf-8") for run in runs]
+    cards = [(each / "README.md").read_text(encoding="utf-8") for each in folders]
     assert [text.count(row) for text in (printed, *cards)] == [1, 1, 1]
 
     # as a kill after the first update of the second seed leaves it
