@@ -195,7 +195,9 @@ def test_other_data_than_prepared_are_refused(
     assert error_of(load_data, arguments, None, None).startswith(message)
 
 
-def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None:
+def test_recipe_of_the_prepared_data_is_no_contradiction(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     def parse(output: str, **fields: Any) -> Any:
         flags = as_flags({**fields, "output_dir": tmp_path / output})
         return parse_recipe([str(recipe), *flags])
@@ -207,7 +209,13 @@ def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None
     fields = {name: text[name] for name in ("train", "tokens", "source_lang", "target_lang")}
     prepare_run(*parse("data", **fields))
     arguments = parse("run", data=tmp_path / "data")
+    capsys.readouterr()
     assert load_data(arguments, None, None).model_args.vocab_size == 40
+    assert "\ntrain: 42 pairs" in capsys.readouterr().out
+    settings = read_prepared(tmp_path / "data").settings
+    assert {"d_model", "dropout", "workers", "rewrite"}.isdisjoint(settings), (
+        "no matter of the data"
+    )
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
