@@ -166,6 +166,52 @@ def test_fresh_model_has_the_tokens_of_its_tokenizers(tmp_path: Path) -> None:
     assert "leave it out" in error_of(run.fresh_model, shared, (first, second))
 
 
+def test_sizes_are_checked_before_the_data_are_read(patch: Any) -> None:
+    """Also those that a number of pairs may choose. A base model has its own."""
+    bad = sizes(encoder_attention_heads=3)
+    choices = {9: SimpleNamespace(arguments=(bad, None, None))}
+    patch(load_base=lambda *_: (None, None, {}), load_data=lambda *_: [][0])
+    for given, chosen in ((bad, {}), (sizes(), choices)):
+        args = SimpleNamespace(model_name_or_path=None, choices=chosen)
+        assert "encoder_attention_heads" in error_of(run.load_run, given, None, args, None)
+    args.model_name_or_path = "base"
+    with pytest.raises(IndexError):
+        run.load_run(bad, None, args, None)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "checkpoint", "lora", "expected"),
+    [
+        (None, None, None, 0, "fresh"),
+        (None, None, "saved", 0, "fresh"),
+        (None, "base", "saved", 0, "resumed"),
+        ("base", "base", None, 0, "base"),
+        ("base", "base", "saved", 1, "base with adapters"),
+    ],
+)
+def test_model_of_a_run(
+    patch: Any,
+    base: str | None,
+    name: str | None,
+    checkpoint: str | None,
+    lora: int,
+    expected: str,
+) -> None:
+    args = SimpleNamespace(model_name_or_path=name, choices={}, lora_r=lora)
+    loaded = ("corpus", "tokenizers", "encoded", "encoding", "model_args", "data_args")
+    data = SimpleNamespace(**dict.fromkeys(loaded), args=args, chosen={"by": "pairs"})
+    patch(
+        load_base=lambda *_: (base and SimpleNamespace(model=base), None, {"of": "base"}),
+        load_data=lambda *_: data,
+        resumed_model=lambda *_: "resumed",
+        fresh_model=lambda *_: "fresh",
+        add_lora=lambda model, args: f"{model} with adapters",
+    )
+    found = run.load_run(sizes(), None, args, checkpoint)
+    assert found.model == expected
+    assert found.facts == {"of": "base", "by": "pairs"}
+
+
 # The trainer
 
 
