@@ -63,8 +63,6 @@ def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
         parser.error(
             f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
         )
-    if parsed.dropped and not parsed.dropped.endswith((".tsv", ".tsv.gz")):
-        parser.error(f"--dropped {parsed.dropped}: pairs and rules are a table, give one .tsv")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -106,6 +104,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.text.language_tokens import CODES
     from hf_vanilla_transformer.utils.errors import UserError
 
+    if arguments.dropped and not arguments.dropped.endswith((".tsv", ".tsv.gz")):
+        raise UserError(f"dropped: {arguments.dropped}: pairs and rules are a table, give one .tsv")
     of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
     unknown = [rule for rule in arguments.skip if rule not in of_task]
     if unknown:

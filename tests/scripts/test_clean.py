@@ -237,7 +237,7 @@ def test_killed_cleaning_leaves_no_half_file(python, repository, tmp_path, worke
         ("a.tsv --output b.tsv --detect --task sequence", "detect: it has no effect"),
         ("a.en a.de --output b.en b.de --target_column x", "--target_column has no effect"),
         ("a.tsv --output b.csv", "--output b.csv: give two text files"),
-        ("a.tsv --output b.tsv --dropped c.csv", "--dropped c.csv: pairs and rules are a table"),
+        ("a.tsv --output b.tsv --dropped c.csv", "dropped: c.csv: pairs and rules are a table"),
     ],
 )
 def test_wrong_flags_are_refused(command, tmp_path, in_tmp_path, arguments, message):

@@ -249,6 +249,8 @@ def test_entries_of_the_log_are_one_line() -> None:
         == "update 3,000  loss 2.000  1.0 min left"
     )
     assert log_line({"train_runtime": 3}, endless) == ""
+    only = SimpleNamespace(global_step=1, max_steps=1)
+    assert log_line({"loss": 2}, only) == "update 1 of 1  loss 2.000"
 
 
 def test_scores_of_the_log_are_one_line() -> None:
