@@ -202,7 +202,13 @@ def test_compiled_pass_has_the_embeddings_and_a_number_as_tensors(compiling: Any
 
 def test_batch_of_the_planned_shape_takes_the_compiled_pass(compiling: Any) -> None:
     forward = compiling(twice)
-    for batch in (packed_batch(source=4), packed_batch(target=3), packed_batch(name="mask")):
+    for batch in (
+        packed_batch(source=2),
+        packed_batch(source=4),
+        packed_batch(target=1),
+        packed_batch(target=3),
+        packed_batch(name="mask"),
+    ):
         assert not forward.fits(batch)
         assert ForwardChoice(forward, print).of(batch) is print
     assert ForwardChoice(forward, print).of(packed_batch()) is forward
