@@ -257,6 +257,15 @@ def test_rows_without_a_sentence_take_no_room() -> None:
 # Memory
 
 
+def test_sizes_are_powers_of_two_or_multiples_of_32() -> None:
+    tables = captured.ROWS, captured.SLOTS, captured.SOURCE_LENGTHS, captured.CAPACITIES
+    for sizes in tables:
+        assert list(sizes) == sorted(set(sizes))
+        assert sizes[-1] == 512
+        for size in sizes:
+            assert size % 32 == 0 or size in (1, 2, 4, 8, 16)
+
+
 def test_sizes_are_few(recorder: Recorder) -> None:
     for size, rounded in {1: 4, 4: 4, 5: 8, 8: 8, 9: 16, 17: 24}.items():
         assert rounded_up(size, (4, 8)) == rounded

@@ -412,6 +412,16 @@ def test_position_encodings_grow_with_the_longest_hypothesis(kind: str) -> None:
         assert_near(encodings[:count], expected[0], 1e-6)
 
 
+@torch.no_grad()
+def test_position_encodings_are_computed_once() -> None:
+    position_encodings = PackedWeights(tiny_model(), torch.float32, None).position_encodings
+    encodings = position_encodings(3)
+    longest = len(encodings) - 2
+    for count in (1, 3, longest):
+        assert position_encodings(count) is encodings
+    assert len(position_encodings(longest + 1)) > longest + 2
+
+
 def test_rows_of_an_output_layer_give_the_best_of_all_candidates() -> None:
     """With fewer beams than candidates, and hidden rows."""
     tokens = torch.tensor([3, 1, 8, 6, 0, 5])
