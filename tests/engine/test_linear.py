@@ -235,6 +235,38 @@ def test_small_weights_are_packed_for_many_rows_where_mkl_is_slow(
     assert bool(computed) is (len(rows) > 8)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "outputs", "plain_rows"),
+    [
+        (torch.float32, 512, 1),
+        (torch.float32, 256, 4),  # 2^20 / (256 · 1024)
+        (torch.bfloat16, 256, 0),
+    ],
+)
+@torch.no_grad()
+def test_few_rows_are_not_worth_a_call(
+    dtype: torch.dtype,
+    outputs: int,
+    plain_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 2**19)
+    monkeypatch.setattr(kernels, "reorder", lambda weight: weight)
+    for name in ("linear_pointwise", "linear_add"):
+        monkeypatch.setattr(kernels, name, lambda *_, name=name: called.append(name))
+    layer = PrepackedLinear(torch.zeros(outputs, 1024, dtype=dtype), None)
+    assert layer.plain_rows == plain_rows
+    for rows, calls in ((plain_rows, 0), (plain_rows + 1, 3)):
+        if rows == 0:
+            continue
+        x = torch.zeros(rows, 1024, dtype=dtype)
+        layer(x)
+        layer.linear_relu(x)
+        layer.linear_add(torch.zeros(rows, outputs, dtype=dtype), x)
+        assert len(called) == calls
+
+
 @needs_int8
 @torch.no_grad()
 def test_dynamic_int8_has_a_scale_for_each_output() -> None:
