@@ -205,3 +205,12 @@ def test_cpu_reads_when_there_is_room() -> None:
     model = optimize_for_inference(varied_model())
     assert model.read_ahead(lambda count: None, 4) is None
     assert BeamSearch.meanwhile is None
+
+
+@pytest.mark.parametrize(("device", "has_one"), [("cuda", True), ("cpu", False), ("mps", False)])
+def test_streams_are_those_of_cuda(
+    device: str, has_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "CudaSideStream", lambda device: device)
+    stream = read_ahead.side_stream_of(torch.device(device))
+    assert (stream == torch.device(device)) is has_one
