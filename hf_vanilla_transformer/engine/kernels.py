@@ -1,4 +1,4 @@
-"""Every private or undocumented name of torch that this package uses. Tried with torch 2.9 and 2.13.
+"""Every private or undocumented name of torch that this package uses. Tried with torch 2.9 to 2.15.
 
 oneDNN's kernels, hooks and version counters have no public form. Each function says what happens if a
 version of torch lacks its names.
