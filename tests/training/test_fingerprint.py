@@ -60,7 +60,6 @@ class Pair:
         (Fake(to_dict=lambda: {"a": {2}}), {"a": ["2"]}),
         (object(), "object"),
     ],
-    ids=str,
 )
 def test_value_is_kept_as_json(value: Any, plain: Any) -> None:
     assert plain_values(Fake(name=value), ("name", "absent")) == {"name": plain, "absent": None}
