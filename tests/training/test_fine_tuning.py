@@ -159,7 +159,7 @@ def test_vocabulary_size_of_the_recipe_of_the_base_counts_no_languages(base: Pat
     for other in (size - 1, size + 1):
         assert (
             error_of(check, other)
-            == f"vocab_size: {other}: fine-tuning keeps {size + 2} of base, leave it out"
+            == f"vocab_size: {other}: fine-tuning keeps {size + 2} of base, leave it out of flags and recipe"
         )
 
 

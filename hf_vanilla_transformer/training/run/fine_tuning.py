@@ -127,15 +127,19 @@ def check_fields(
         if value is None or field in REGULARISATION:
             continue
         if field == "preset":
-            raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out")
+            raise UserError(
+                f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out of flags and recipe"
+            )
         if field == "vocab_size" and value == size_in_its_recipe:
             continue
         if (kept := getattr(config, field)) != value:
-            raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out")
+            raise UserError(
+                f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out of flags and recipe"
+            )
     for field in _TOKENIZER_FIELDS:
         if (value := getattr(data_args, field)) != getattr(DataArguments, field):
             raise UserError(
-                f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out"
+                f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out of flags and recipe"
             )
 
 
@@ -147,7 +151,7 @@ def check_tokens_kept(name: str, tokenizers: Tokenizers, data_args: DataArgument
         if tokens not in (tokenizer.init_kwargs.get("tokens"), DataArguments.tokens):
             field = field if own else "tokens"
             raise UserError(
-                f"{field}: {tokens}: fine-tuning keeps the tokenizer of {name}, leave it out"
+                f"{field}: {tokens}: fine-tuning keeps the tokenizer of {name}, leave it out of flags and recipe"
             )
 
 
