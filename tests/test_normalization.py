@@ -31,6 +31,7 @@ def test_invalid_texts_are_counted_and_kept(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.messages
     assert normalized_references([TEXTS, ["C"]], form) == [["a", "b!", "a", "b", "c?", "b!"], ["c"]]
     assert caplog.messages == ["normalize: 3 references are invalid and stay as they are"]
+    assert normalized_references([["b!"], ["C"]], form) == [["b!"], ["c"]], "one list may be bad"
 
 
 def test_equal_forms_are_one_place() -> None:

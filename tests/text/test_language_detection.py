@@ -1,7 +1,10 @@
 """Languages are ranked among those that are given."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from hf_vanilla_transformer.text import language_detection
 from hf_vanilla_transformer.text.language_detection import (
     detect_languages,
     is_known,
@@ -35,3 +38,21 @@ def test_language_without_a_model_is_named(caplog):
     for _ in range(2):
         assert not is_known("eng_Latn") and is_known("en_GB")
     assert [record.args for record in caplog.records] == [("eng_Latn",)]
+
+
+@pytest.mark.parametrize(
+    ("best", "probability", "is_likely"),
+    [
+        ("de", 0.99, True),
+        ("en", 0.949, True),
+        ("en", 0.95, False),
+        ("en", 0.99, False),
+    ],
+)
+def test_another_language_is_nearly_certain_from_95_percent_on(
+    best: str, probability: float, is_likely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identifier = SimpleNamespace(labels=["de", "en"], classify=lambda text: (best, probability))
+    monkeypatch.setattr(language_detection, "_identifier", lambda: identifier)
+    assert likely_language("Wort", "de_AT") is is_likely
+    assert likely_language("Wort", "fr"), "it has no model"
