@@ -11,6 +11,8 @@ from huggingface_hub import ModelCard
 from transformers import IntervalStrategy
 
 from hf_vanilla_transformer.hub import CardFacts, write_model_card
+from hf_vanilla_transformer.hub import card as card_module
+from hf_vanilla_transformer.hub.card import card_for_repository
 from hf_vanilla_transformer.inference.languages import card_languages
 from tests.model_helpers import save_model
 
@@ -140,6 +142,42 @@ def test_recipe_is_yaml_without_directories(full_card) -> None:
         "lr_scheduler_kwargs": {"file": "schedule.json", "timescale": 3},
         "max_source_length": 256,
     }
+
+
+@pytest.mark.parametrize(
+    ("items", "written"),
+    [
+        ([], []),
+        (["a.en"], "a.en"),
+        (["a.en", None], "a.en"),
+        (["a.en", "a.de"], ["a.en", "a.de"]),
+    ],
+)
+def test_list_of_one_is_written_as_recipes_are(tmp_path, items, written) -> None:
+    card = write_model_card(tmp_path, full_facts(recipe={"test": items})).read_text("utf-8")
+    assert yaml.safe_load(blocks(card, "yaml")[0]) == {"test": written}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        ({"held_out_pairs": 500}, "pairs held out of the training text"),
+        ({"held_out_pairs": 500, "validation": ["a.en", "a.de"]}, "a.en, a.de"),
+        ({"validation": ["".join(("num", "bers"))]}, "number words made by num2words"),
+        ({"validation": ["numbers.en"], "max_eval_samples": 9}, "numbers.en, the first 9 pairs"),
+        ({}, None),
+    ],
+)
+def test_text_of_a_split_is_described(recipe, text) -> None:
+    assert card_module._text(full_facts(recipe=recipe), "validation") == (text, None)
+
+
+def test_only_the_title_takes_the_name_of_the_repository() -> None:
+    usage = '# mine\n\n```python\nname = "mine"\n```\n\n```bash\n# mine\n```'
+    text = f"---\nlicense: mit\n---\n{usage}\n"
+    renamed = card_for_repository(text, "org/other")
+    expected = usage.replace("# mine", "# other", 1).replace('"mine"', '"org/other"')
+    assert renamed.rstrip().endswith(expected)
 
 
 def test_card_has_no_private_parts(full_card) -> None:

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_vanilla_transformer
+from hf_vanilla_transformer.hub import model_files
 from hf_vanilla_transformer.hub.card import SECRET, _public_text
 from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 from hf_vanilla_transformer.utils.errors import UserError
@@ -70,6 +71,19 @@ def test_prepared_files_list_what_is_not_uploaded(saved) -> None:
     assert set(files.left) == whole | {
         name for name in PRIVATE if not name.startswith(tuple(whole))
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "matches"),
+    [
+        ("a.json", "*.json", True),
+        ("a/b.json", "*.json", False),
+        ("a/b.json", "*/*.json", True),
+        ("a/b/c.json", "*/*.json", False),
+    ],
+)
+def test_star_of_a_pattern_ends_with_its_folder(name, pattern, matches) -> None:
+    assert model_files._matches(name, ["other", pattern]) is matches
 
 
 def test_card_has_the_name_on_the_hub(hub, saved) -> None:
