@@ -5,6 +5,7 @@ transformers. The second returns the exit status or None.
 """
 
 import argparse
+import gc
 import importlib
 import io
 import os
@@ -160,9 +161,11 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
         if hasattr(parsed, "model_class"):
             use_model_code(parsed)
         status = module.main(parsed)
-        # A thread of gloo that frees its last tensor while Python shuts down would abort the process.
+        # A thread of gloo that frees its last tensor while Python shuts down would abort the process. Its threads end
+        # with the group, which the trainer holds, in cycles.
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
+            gc.collect()
         return status
 
     run_command(command)

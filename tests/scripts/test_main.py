@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -94,11 +95,26 @@ def test_kernel_cache_is_small_where_models_run(subcommand, chosen, expected, mo
     assert seen == [expected]
 
 
+class Holder:
+    """An object that holds itself and another one, as a trainer holds its process group."""
+
+    def __init__(self, held):
+        self.itself = self
+        self.held = held
+
+
+def threads_of_gloo():
+    tasks = Path("/proc/self/task").glob("*/comm")
+    return [name for name in (task.read_text() for task in tasks) if "gloo" in name]
+
+
 def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
     def start(parsed):
         distributed.init_process_group(
             "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
         )
+        Holder(distributed.group.WORLD)
+        assert threads_of_gloo()
 
     module = SimpleNamespace(parse_arguments=lambda arguments, prog: SimpleNamespace(), main=start)
     monkeypatch.setitem(sys.modules, "vanilla_transformer_cli.train", module)
@@ -106,6 +122,7 @@ def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
         main(["train"])
     assert ended.value.code == 0
     assert not distributed.is_initialized()
+    assert not threads_of_gloo(), "they may abort a process that ends"
 
 
 @pytest.mark.parametrize("subcommand", [None, *SUBCOMMANDS])
