@@ -352,6 +352,16 @@ def test_rows_are_planned_in_windows_of_random_pairs(monkeypatch: pytest.MonkeyP
     assert min(last) < 50
 
 
+@pytest.mark.parametrize("pairs", [1, 8, 16, 40])
+def test_updates_share_all_rows_and_no_more(pairs: int) -> None:
+    lengths = np.full(pairs, 8)
+    sampler = PackedBatchSampler(lengths, lengths, 64)
+    rows = len(sampler.row_starts) - 1
+    rows_of_update = 64 // max(sampler.places)
+    assert sampler.starts[-1] == rows
+    assert len(sampler) == math.ceil(rows / rows_of_update)
+
+
 @pytest.mark.parametrize("plan", [{"batches_per_update": 4}, {"tokens_per_update": 150}])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
