@@ -134,7 +134,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if isinstance(self.teacher, str):
             self.teacher = [self.teacher]
-        if self.report_to is None:
+        if self.report_to is None:  # type: ignore[has-type]
             self.report_to = "none"  # the base class makes it [None], and then refuses that
         if not torch.accelerator.is_available():
             # Without it the base class refuses bf16, and accelerate forms no group of several processes.
