@@ -309,6 +309,13 @@ def consistency_update(method: str, size: int, steps: int, folder: Path, **setti
     return flat(model) - before
 
 
+def uninitialised(kind: type, **attributes: Any) -> Any:
+    """An object of a class whose `__init__` has not run, with these attributes."""
+    made = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
 def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

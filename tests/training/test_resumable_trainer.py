@@ -2,6 +2,7 @@
 
 import math
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Fake
 from typing import Any
@@ -19,14 +20,9 @@ from transformers.trainer_callback import ExportableState
 from hf_vanilla_transformer.training.trainer import resumable_trainer
 from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
 from tests.model_helpers import error_of, tiny_model
-from tests.trainer_helpers import make_trainer, padding_collator
+from tests.trainer_helpers import make_trainer, padding_collator, uninitialised
 
-
-def bare(**attributes: Any) -> Any:
-    """A trainer that nothing has initialised, with these attributes."""
-    trainer = object.__new__(ResumableTrainer)
-    vars(trainer).update(attributes)
-    return trainer
+bare = partial(uninitialised, ResumableTrainer)
 
 
 def replace(monkeypatch: pytest.MonkeyPatch, name: str, method: Any) -> None:

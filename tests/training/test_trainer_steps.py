@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace as Fake
 from typing import Any
 from unittest.mock import MagicMock
@@ -30,13 +31,9 @@ from hf_vanilla_transformer.training.trainer.fast_paths import (
 from hf_vanilla_transformer.training.trainer.forward import ForwardChoice
 from hf_vanilla_transformer.training.trainer.translating_trainer import TranslatingTrainer
 from tests.model_helpers import error_of
+from tests.trainer_helpers import uninitialised
 
-
-def bare(**attributes: Any) -> Any:
-    """A trainer that nothing has initialised, with these attributes."""
-    trainer = object.__new__(VanillaTransformerTrainer)
-    vars(trainer).update(attributes)
-    return trainer
+bare = partial(uninitialised, VanillaTransformerTrainer)
 
 
 @pytest.mark.parametrize("skips", [False, True])

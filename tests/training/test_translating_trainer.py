@@ -1,6 +1,7 @@
 """The steps of an evaluation of the trainer, each with small objects in place of a run."""
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace as Fake
 from typing import Any
 
@@ -14,13 +15,9 @@ from hf_vanilla_transformer.training.trainer.translating_trainer import (
     TranslatingTrainer,
     _WithoutPrefix,
 )
+from tests.trainer_helpers import uninitialised
 
-
-def bare(**attributes: Any) -> Any:
-    """A trainer that nothing has initialised, with these attributes."""
-    trainer = object.__new__(TranslatingTrainer)
-    vars(trainer).update(attributes)
-    return trainer
+bare = partial(uninitialised, TranslatingTrainer)
 
 
 def of_config(**fields: Any) -> Any:
