@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from hf_vanilla_transformer.inference.batching import (
     EncodedSentence,
@@ -12,7 +13,7 @@ from hf_vanilla_transformer.inference.batching import (
     with_prefixes,
 )
 from hf_vanilla_transformer.inference.line_warnings import LineWarnings
-from hf_vanilla_transformer.inference.workers import shard_evenly
+from hf_vanilla_transformer.inference.workers import shard_evenly, worker_count
 from tests.model_helpers import error_of
 
 RNG = np.random.default_rng(0)
@@ -119,3 +120,30 @@ def test_lines_of_a_fault_are_ranges_of_which_a_hundred_are_shown(gaps: tuple[in
     one = LineWarnings()
     one.add_fault("y", 12)
     assert one.warnings() == ["y (line 12)"]
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "devices", "count"),
+    [
+        (1, 4.0, ["cpu"], 1),
+        (4, 16.0, ["cpu", "cpu"], 4),
+        (4, 2.9, ["cpu"], 2),
+        (4, 0.5, ["cpu"], 1),
+        (16, 16.0, ["cpu"], 8),
+        (4, 16.0, ["cpu", "meta"], 1),
+        (4, 16.0, ["meta"], 1),
+    ],
+)
+def test_each_thread_of_a_cpu_searches_up_to_its_quota(
+    threads: int,
+    cores: float,
+    devices: list[str],
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("hf_vanilla_transformer.inference.workers.available_cpus", lambda: cores)
+    model = torch.nn.ModuleList([torch.nn.Linear(1, 1, device=device) for device in devices])
+    assert worker_count(model) == count
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert worker_count(model) == 1
