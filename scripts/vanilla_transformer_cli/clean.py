@@ -27,6 +27,8 @@ from .parsing import COLUMNS, COLUMNS_TITLE, Flag, Parser, add_flags, add_shared
 
 TASKS = ("language", "sequence")
 
+_TABLES = ".tsv", ".tsv.gz"  # of files that are written
+
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
@@ -58,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
 
 def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if len(parsed.output) > 2 or (
-        len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))
+        len(parsed.output) == 1 and not parsed.output[0].endswith(_TABLES)
     ):
         parser.error(
             f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
@@ -104,8 +106,10 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.text.language_tokens import CODES
     from hf_vanilla_transformer.utils.errors import UserError
 
-    if arguments.dropped and not arguments.dropped.endswith((".tsv", ".tsv.gz")):
-        raise UserError(f"dropped: {arguments.dropped}: pairs and rules are a table, give one .tsv")
+    if arguments.dropped and not arguments.dropped.endswith(_TABLES):
+        raise UserError(
+            f"dropped: {arguments.dropped}: pairs and rules are a table, give a name that ends in .tsv"
+        )
     of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
     unknown = [rule for rule in arguments.skip if rule not in of_task]
     if unknown:

@@ -161,8 +161,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
         if hasattr(parsed, "model_class"):
             use_model_code(parsed)
         status = module.main(parsed)
-        # A thread of gloo that frees its last tensor while Python shuts down would abort the process. Its threads end
-        # with the group, which the trainer holds, in cycles.
+        # A thread of gloo that frees its last tensor while Python shuts down would abort the process. The trainer
+        # holds the group in reference cycles, so that gloo's threads end only after a collection.
         if distributed.is_available() and distributed.is_initialized():
             distributed.destroy_process_group()
             gc.collect()

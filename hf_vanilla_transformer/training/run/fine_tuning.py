@@ -36,6 +36,7 @@ from .facts import SCORED, split_fact
 from .run_state import Run
 
 # Data fields that describe a new tokenizer.
+_REMEDY = "leave it out of flags and recipe"
 _TOKENIZER_FIELDS = ("tokenizer_name", "separate_vocabularies", "min_frequency", "lowercase")
 
 #: A class of translators, the package's own or a subclass.
@@ -127,19 +128,15 @@ def check_fields(
         if value is None or field in REGULARISATION:
             continue
         if field == "preset":
-            raise UserError(
-                f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out of flags and recipe"
-            )
+            raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}, {_REMEDY}")
         if field == "vocab_size" and value == size_in_its_recipe:
             continue
         if (kept := getattr(config, field)) != value:
-            raise UserError(
-                f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out of flags and recipe"
-            )
+            raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, {_REMEDY}")
     for field in _TOKENIZER_FIELDS:
         if (value := getattr(data_args, field)) != getattr(DataArguments, field):
             raise UserError(
-                f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out of flags and recipe"
+                f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, {_REMEDY}"
             )
 
 
@@ -151,7 +148,7 @@ def check_tokens_kept(name: str, tokenizers: Tokenizers, data_args: DataArgument
         if tokens not in (tokenizer.init_kwargs.get("tokens"), DataArguments.tokens):
             field = field if own else "tokens"
             raise UserError(
-                f"{field}: {tokens}: fine-tuning keeps the tokenizer of {name}, leave it out of flags and recipe"
+                f"{field}: {tokens}: fine-tuning keeps the tokenizer of {name}, {_REMEDY}"
             )
 
 
