@@ -139,7 +139,7 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
     starts = [0]
     while starts[-1] < len(lengths):
         start = starts[-1]
-        most_pairs = max(1, max_tokens // max(1, int(lengths[start])))
+        most_pairs = max_tokens // max(1, int(lengths[start]))
         candidates = lengths[start : start + most_pairs]
         pairs = np.arange(1, len(candidates) + 1)
         padded = np.maximum.accumulate(candidates) * pairs

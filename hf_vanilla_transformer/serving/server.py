@@ -213,8 +213,8 @@ def _protocol(max_connections: int) -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > max_connections:
-                connections: Any = self.connections
-                silent = (each for each in connections if each.cycle is None)
+                others: Any = self.connections - {self}
+                silent = (each for each in others if each.cycle is None)
                 next(silent, self).transport.abort()
             self._await_head()
 

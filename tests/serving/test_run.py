@@ -405,10 +405,16 @@ def test_silent_connections_make_room() -> None:
     third.connection_lost(ConnectionResetError())
     second.cycle = None
     fourth = connect()
-    assert second.transport.events + fourth.transport.events == ["aborted"], (
-        "one of the silent ones"
-    )
-    assert first.transport.events == []
+    assert second.transport.events == ["aborted"], "silent for longer than the new one"
+    assert first.transport.events == fourth.transport.events == []
+
+
+def test_new_connection_is_not_ended_for_silent_ones() -> None:
+    for _ in range(20):  # a set has no order
+        connect = connections(3)
+        others = [connect(), connect(), connect()]
+        assert connect().transport.events == []
+        assert sum((other.transport.events for other in others), []) == ["aborted"]
 
 
 def test_connection_without_a_head_is_closed() -> None:
