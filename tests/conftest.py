@@ -171,6 +171,14 @@ def computed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def unsynced_files() -> Iterator[None]:
+    """Do not wait for the disk, a sixth of the time of a run: tests kill processes, and no machine loses its power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_forkserver() -> Iterator[None]:
     """Let the server that processes are copies of import what all of them need: it starts once, for one of them."""
     users = ("batches.encoded_blocks", "cleaning.judging", "serving.document_process")

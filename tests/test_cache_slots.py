@@ -113,6 +113,7 @@ def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
 # Host synchronisations
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("decoder", ["module", "packed"])
 def test_host_synchronisations_are_few(

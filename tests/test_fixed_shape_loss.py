@@ -129,6 +129,7 @@ def test_traced_loss_needs_no_probabilities_in_memory() -> None:
     assert not [name for name in operations if name.startswith("aten.scatter")]
 
 
+@pytest.mark.slow
 def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> None:
     graphs = {"forward": 0, "backward": 0}
 

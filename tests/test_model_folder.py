@@ -24,7 +24,7 @@ from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
 from hf_vanilla_transformer.utils.model_folder import check_model_files, check_search
 from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
-from tests.model_helpers import error_of, save_model, with_paths
+from tests.model_helpers import error_of, save_model, slow, with_paths
 
 Damage = Callable[[Path], object]
 Damaged = Callable[..., Path]
@@ -601,9 +601,12 @@ COMMANDS = {
     "convert": "--from marian FOLDER NEW",
     "publish": "FOLDER --repo-id me/x --dry-run",
 }
+FAST_COMMANDS = ["convert", "translate"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [*FAST_COMMANDS, *slow(*sorted(COMMANDS.keys() - set(FAST_COMMANDS)))]
+)
 def test_commands_refuse_every_damage_in_one_line(
     name, tmp_path, damaged, command, bounded_memory, monkeypatch
 ):

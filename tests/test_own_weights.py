@@ -162,6 +162,7 @@ def test_loaded_weights_do_not_follow_their_files(python: Interpreter, folders: 
     succeed(python, LOADED, *folders, *(["int8"] if has_int8 else []))
 
 
+@pytest.mark.slow
 def test_server_answers_the_same_without_its_folder(
     python: Interpreter, folders: list[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_server_answers_the_same_without_its_folder(
     succeed(python, SERVED, *folders)
 
 
+@pytest.mark.slow
 def test_fine_tuning_ends_the_same_without_its_base(
     python: Interpreter, folders: list[str], tmp_path: Path
 ) -> None:

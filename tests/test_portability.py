@@ -327,6 +327,7 @@ def check_files(folder: Path) -> None:
     assert len((folder / "lines").read_text(encoding="utf-8").splitlines()) == 16
 
 
+@pytest.mark.slow
 @needs_stubs
 @pytest.mark.skipif(sys.platform != "linux", reason="pretends another system than Linux")
 def test_commands_end_well_as_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

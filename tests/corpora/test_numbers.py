@@ -36,7 +36,13 @@ def test_splits_are_disjoint(corpus):
 
 @pytest.mark.parametrize(
     ("size", "times_of_one_digit", "times_of_two"),
-    [(399, 1, 1), (400, 2, 1), (3599, 17, 1), (3600, 18, 2), (20_000, 100, 11)],
+    [
+        (399, 1, 1),
+        (400, 2, 1),
+        (3599, 17, 1),
+        (3600, 18, 2),
+        pytest.param(20_000, 100, 11, marks=pytest.mark.slow),
+    ],
 )
 def test_small_numbers_are_learnt_and_not_held_out(size, times_of_one_digit, times_of_two):
     corpus = number_pairs(size, seed=1, held_out=300)

@@ -159,6 +159,7 @@ def test_threads_build_the_library_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert builds == [[instruction_set()]]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.usefixtures("fresh")
 def test_built_library_computes_the_numbers_of_a_source_tree(

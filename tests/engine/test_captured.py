@@ -583,7 +583,8 @@ def test_gpu_decodes_in_autocast(settings: dict[str, Any]) -> None:
     assert model.inference_engine.packed.keys() == {torch.float32, torch.bfloat16}
 
 
-@pytest.mark.parametrize("beams", [*slow(1), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 4])
 @torch.no_grad()
 def test_request_of_64_steps_waits_a_few_times(beams: int, gpu_model: Any) -> None:
     with counted() as count:

@@ -103,6 +103,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request. Faults and counts refer to its `kind`."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or head and body of an answer, two writes, are 40 ms apart
     hub: LoopbackHub
 
     def log_message(self, *_: Any) -> None:

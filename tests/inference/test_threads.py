@@ -11,6 +11,7 @@ from hf_vanilla_transformer.evaluation import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.text import train_tokenizer
 from tests.engine.model_changes import aligning_model
+from tests.model_helpers import slow
 
 WORDS = [
     "a",
@@ -55,7 +56,9 @@ def rounded(results):
     ]
 
 
-@pytest.mark.parametrize("engine", ["modules", "packed", "eager", "training mode", "ensemble"])
+@pytest.mark.parametrize(
+    "engine", ["modules", "ensemble", *slow("packed", "eager", "training mode")]
+)
 def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
     model = aligning_model(tokenizer)
     ensemble = [aligning_model(tokenizer, 1)] if engine == "ensemble" else []

@@ -213,10 +213,9 @@ def kill_cleaning(folder, workers, kills):
     check_kills(clean, partial(clean, workers=1), folder, kills)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forks")
-@pytest.mark.parametrize(
-    ("workers", "kills"), [(2, 4), *(pytest.param(n, 12, marks=pytest.mark.slow) for n in (1, 4))]
-)
+@pytest.mark.parametrize(("workers", "kills"), [(2, 4), (1, 12), (4, 12)])
 def test_killed_cleaning_leaves_no_half_file(python, repository, tmp_path, workers, kills):
     call = f"kill_cleaning(Path({str(tmp_path)!r}), {workers}, {kills})"
     program = (

@@ -98,6 +98,7 @@ def test_run_has_one_graph_of_each_pass(
     assert capsys.readouterr().out.count(line) == 1
 
 
+@pytest.mark.slow
 def test_gradients_of_embeddings_are_added_up_outside_of_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run_data import load_data, prepare_run
 from tests.forked_interpreter import Interpreter
 from tests.killed_runs import check_kills
+from tests.model_helpers import slow
 from tests.trainer_helpers import (
     TINY_RUN,
     as_flags,
@@ -92,9 +93,8 @@ def shouted(source: str, target: str, dice: Any) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"pack": False},
         {"pack": True},
-        {"rewrite": f"{__name__}:shouted"},
+        *slow({"pack": False}, {"rewrite": f"{__name__}:shouted"}),
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ RECIPES = {
     for path in FOLDER.glob("*.yaml")
     if not path.stem.startswith("accelerate_") and path.stem not in SEQUENCES
 }
-FAST = ["multi30k_en_de_tiny", "numbers_en_de", "small_corpus"]
+FAST = ["multi30k_en_de_tiny", "small_corpus"]
 PAIRS = [
     ("one", "eins"),
     ("two", "zwei"),

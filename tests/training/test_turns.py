@@ -34,7 +34,7 @@ def outcomes(work: Callable[[int], object], calls: int = 1) -> list[object]:
         return list(threads.map(run, range(len(HOSTS))))
 
 
-@pytest.mark.parametrize("calls", [1, 3])
+@pytest.mark.parametrize("calls", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_first_of_each_host_goes_ahead_and_all_leave_together(calls: int) -> None:
     times = outcomes(lambda rank: time.sleep([0.3, 0.1, 0, 0][rank]), calls)
     started, ended, left = zip(*times, strict=True)
