@@ -171,7 +171,8 @@ class VanillaTransformerAttention(nn.Module):
         query = split_heads(query, self.head_dim)  # (B, H, T, d_k)
 
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
-        if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        is_slow = query.device.type == "cpu" and query.dtype == torch.bfloat16
+        if self.training and is_slow and has_no_weights(attend):
             attend = partial(attend_in_float32, attend)
         p = self.dropout if self.training else 0.0
         with attention_kernels(self.config.attention_kernels, query.device):
@@ -259,6 +260,12 @@ def cast_once(x: Tensor) -> Tensor:
     return (
         x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
     )
+
+
+def has_no_weights(attend: Callable) -> bool:
+    """True for the eager attention and those of transformers. One of a user may have weights in the model's dtype."""
+    home = getattr(attend, "__module__", None) or ""
+    return attend is eager_attention_forward or home.startswith("transformers.")
 
 
 def attend_in_float32(

@@ -150,13 +150,12 @@ def fused_objective(
 
 
 def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
+    """The tokens of an update, those of `labels` by default. 1 if it has none: its loss, a sum, is 0."""
     if num_items_in_batch is None:
-        return labels.ne(IGNORED).sum().clamp(min=1)
-    return (
-        num_items_in_batch.to(labels.device)
-        if isinstance(num_items_in_batch, Tensor)
-        else num_items_in_batch
-    )
+        num_items_in_batch = labels.ne(IGNORED).sum()
+    if isinstance(num_items_in_batch, Tensor):
+        return num_items_in_batch.to(labels.device).clamp(min=1)
+    return max(1, num_items_in_batch)
 
 
 class _FusedObjective(torch.autograd.Function):

@@ -59,6 +59,20 @@ def flags_in_a_step(
     return set(seen)
 
 
+def test_own_attention_trains_in_the_dtype_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes: set[torch.dtype] = set()
+
+    def own(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **_: Any) -> Any:
+        dtypes.update({query.dtype, key.dtype, value.dtype})
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "own", own)
+    model = tiny_model(attn_implementation="own").bfloat16().train()
+    ids = torch.tensor([[5, 6, 7]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert dtypes == {torch.bfloat16}
+
+
 @pytest.mark.parametrize(
     ("device", "kernels", "uses_cudnn"),
     [

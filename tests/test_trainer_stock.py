@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import (
+    VanillaTransformerForCausalLM,
     VanillaTransformerForConditionalGeneration,
     generation_vanilla_transformer,
 )
@@ -29,6 +30,7 @@ from tests.model_helpers import (
     PAD,
     SPECIAL_TOKENS,
     sentences,
+    tiny_config,
     tiny_model,
     word_tokenizer,
 )
@@ -108,6 +110,29 @@ def test_update_does_not_depend_on_gradient_accumulation(smoothing, trainer_of):
         update, other_losses = trained(steps)
         assert relative_error(update, expected) <= 1e-5
         assert other_losses == pytest.approx(losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("decoder_alone", [False, True])
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)], ids=["of the batch", "0", "tensor"])
+def test_update_without_labels_has_no_loss_and_no_gradient(items, decoder_alone):
+    model = VanillaTransformerForCausalLM(tiny_config()) if decoder_alone else tiny_model()
+    ids = torch.tensor([[5, 6, 7, EOS]])
+    loss = model.train()(
+        input_ids=ids, labels=torch.full_like(ids, -100), num_items_in_batch=items
+    ).loss
+    loss.backward()
+    assert loss == 0
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_pair_without_labels_leaves_the_weights_finite(trainer_of):
+    rows = random_pairs(4)
+    rows[1] = {**rows[1], "labels": [-100] * 3}
+    model = tiny_model()
+    trainer_of(model, rows, per_device_train_batch_size=1, max_steps=4, **DESCENT).train()
+    assert flat(model).isfinite().all()
 
 
 def test_logged_loss_is_the_mean_over_tokens(trainer_of: Any) -> None:

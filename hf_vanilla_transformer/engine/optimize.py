@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
-from transformers.modeling_utils import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 
+from ..attention_vanilla_transformer import eager_attention_forward
 from ..decoding_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..generation_vanilla_transformer import position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -26,7 +27,7 @@ from .c_kernels import library
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error
-from .ownership import foreign_part, is_known
+from .ownership import altered_part, foreign_part, is_known
 from .packed_decoder import PackedDecoder
 from .packed_weights import PackedWeights, fold_biases
 from .read_ahead import ReadAhead, Sentences
@@ -119,7 +120,7 @@ def not_optimizable(model: nn.Module) -> str | None:
         for weight in module.parameters(recurse=False):
             if type(weight) is not nn.Parameter or weight.is_meta:
                 return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
-    if changed := foreign_part(cast(Any, model.model)):
+    if changed := foreign_part(cast(Any, model.model)) or altered_part(model):
         return f"it has {changed}, which packed weights would pass by"
     return None
 
@@ -225,8 +226,10 @@ def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     if not of_encoder:
         modules += model.lm_head.modules()
         weights += model.lm_head.parameters()
+    backend = model.config._attn_implementation
     return [
-        model.config._attn_implementation,
+        backend,
+        id(ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)),
         has_global_hooks(),
         # A method that is replaced is one attribute more.
         [

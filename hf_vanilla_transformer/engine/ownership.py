@@ -4,8 +4,11 @@ A fast path of training or of the engine computes what the package's modules com
 else there, the modules run.
 """
 
+import copy
+import re
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -24,6 +27,8 @@ _BY_PLACE = (
     nn.ModuleDict,
     nn.ParameterDict,
 )
+# Of embeddings, layers and attentions
+_SETTINGS = "max_norm", "pre_norm", "head_dim", "value_head_dim", "is_causal"
 _HOMES_BY_PLACE = "transformers.activations", "torch.nn.modules.activation"
 _ADAPTERS = "peft.peft_model", "peft.tuners.lora."  # prompts add places
 
@@ -52,11 +57,39 @@ def foreign_part(model: nn.Module) -> str | None:
             return f"the forward of {name or kind.__name__}"
         if changed := _changed_method(module):
             return f"{changed} of {name or kind.__name__}"
-    config: Any = model.config
-    backend = config._attn_implementation
-    if not is_own(ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)):
-        return f"attn_implementation={backend!r}"
+        # A layer may have a config of its own.
+        backend = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if backend is not None and not is_own(
+            ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
+        ):
+            return f"attn_implementation={backend!r}"
     return None
+
+
+def altered_part(model: nn.Module) -> str | None:
+    """A module of another kind, shape or setting than `config` gives it, as a noun, or None.
+
+    The modules of a model compute with it, and packed weights would not. Each stack may have any number of layers.
+    """
+    config = copy.deepcopy(model.config)
+    config.encoder_layers = config.decoder_layers = 1
+    with torch.device("meta"):
+        usual = {name: _built(module) for name, module in type(model)(config).named_modules()}
+    names = set()
+    for name, module in model.named_modules():
+        place = re.sub(r"\blayers\.\d+", "layers.0", name)
+        names.add(place)
+        if usual.get(place) != _built(module) and not place.endswith(".activation"):
+            return f"another {name}"
+    missing = sorted(usual.keys() - names)
+    return f"no {missing[0]}" if missing else None
+
+
+def _built(module: nn.Module) -> tuple[Any, ...]:
+    """What an engine takes for granted of a module at its place."""
+    weights: dict[str, nn.Parameter | None] = module._parameters
+    shapes = {name: None if each is None else each.shape for name, each in weights.items()}
+    return type(module), shapes, [getattr(module, name, None) for name in _SETTINGS]
 
 
 def is_known(kind: type) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vanilla_transformer.decoding_vanilla_transformer import ModuleDecoder
@@ -337,6 +338,100 @@ def test_functions_that_replace_those_of_torch_and_of_a_class_are_refused(
     replace(where, name, value)
     with pytest.raises(ValueError, match=f"model: it has {message}"):
         optimize_for_inference(tiny_model())
+
+
+def without_second_head(attention: nn.Module) -> None:
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, nn.Linear(32, 8))
+    attention.out_proj = nn.Linear(8, 32)
+
+
+def with_own_attention(attention: nn.Module) -> None:
+    attention.config = copy.copy(attention.config)
+    attention.config._attn_implementation = "own"
+
+
+ALTERATIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "heads of cross-attention": (
+        lambda model: without_second_head(model.decoder.layers[0].cross_attn),
+        "another model.decoder.layers.0.cross_attn.q_proj",
+    ),
+    "heads of the last layer": (
+        lambda model: without_second_head(model.decoder.layers[-1].self_attn),
+        "another model.decoder.layers.1.self_attn.q_proj",
+    ),
+    "heads of the encoder": (
+        lambda model: without_second_head(model.encoder.layers[0].self_attn),
+        "another model.encoder.layers.0.self_attn.q_proj",
+    ),
+    "norm without weights": (
+        lambda model: setattr(
+            model.decoder.layers[0],
+            "self_attn_layer_norm",
+            nn.LayerNorm(32, elementwise_affine=False),
+        ),
+        "another model.decoder.layers.0.self_attn_layer_norm",
+    ),
+    "norm removed": (
+        lambda model: setattr(model.encoder.layers[1], "final_layer_norm", nn.Identity()),
+        "another model.encoder.layers.1.final_layer_norm",
+    ),
+    "network removed": (
+        lambda model: [
+            setattr(model.decoder.layers[0], fc, nn.Identity()) for fc in ("fc1", "fc2")
+        ],
+        "another model.decoder.layers.0.fc1",
+    ),
+    "network without units": (
+        lambda model: [
+            setattr(model.encoder.layers[0], "fc1", nn.Linear(32, 0)),
+            setattr(model.encoder.layers[0], "fc2", nn.Linear(0, 32)),
+        ],
+        "another model.encoder.layers.0.fc1",
+    ),
+    "no layers": (
+        lambda model: setattr(model.encoder, "layers", nn.ModuleList()),
+        "no model.encoder.layers.0",
+    ),
+    "short embeddings": (
+        lambda model: setattr(model.decoder.embed_tokens, "max_norm", 1.0),
+        "another model.decoder.embed_tokens",
+    ),
+    "order of norms": (
+        lambda model: setattr(model.decoder.layers[0], "pre_norm", True),
+        "another model.decoder.layers.0",
+    ),
+    "attention of one layer": (
+        lambda model: with_own_attention(model.encoder.layers[1].self_attn),
+        "attn_implementation='own'",
+    ),
+}
+
+
+def own_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> Any:
+    """The mean of all values."""
+    mean = value.mean(dim=2, keepdim=True).expand(*query.shape[:3], -1)
+    return mean.transpose(1, 2), None
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+@torch.no_grad()
+def test_modules_of_another_kind_shape_or_setting_decode_themselves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "own", own_attention)
+    alter, reason = ALTERATIONS[name]
+    model = varied_model(tie_word_embeddings=False)
+    alter(model.model)
+    model.eval()
+    message = re.escape(f"model: it has {reason}")
+    with pytest.raises(ValueError, match=message):
+        optimize_for_inference(model)
+    translate(model)  # `max_norm` writes to the weights
+    model.inference_engine = optimize.InferenceEngine(None)  # as if it had been altered later
+    assert_as_by_modules(model)
 
 
 def test_layers_of_a_checkpoints_code_are_not_the_packages() -> None:
