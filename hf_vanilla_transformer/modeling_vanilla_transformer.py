@@ -55,6 +55,16 @@ def check_labels(labels: Tensor, size: int) -> None:
         check_ids(labels.masked_fill(labels == IGNORED, 0), size, "labels")
 
 
+def check_serves_both(attention_mask: Tensor) -> None:
+    """Raise a ValueError for a mask with a row for each place of the source. The decoder has other places."""
+    shape = tuple(attention_mask.shape)
+    if len(shape) == 4 and shape[2] != 1:
+        raise ValueError(
+            f"attention_mask of shape {shape} has a row for each place of the source: give cross_attention_mask, such "
+            "as (B, S), for the decoder"
+        )
+
+
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without an output layer (`AutoModel`)."""
 
@@ -110,9 +120,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
         Args and returns: as in the two stacks. `attention_mask` (B, S) serves both, unless `cross_attention_mask`
-        (B, S) or (B, 1, T, S) says what the decoder sees of the source. `segment_ids` (B, S) and
-        `decoder_segment_ids` (B, T) are those of packed rows. A call with a source alone returns the encoder's
-        states, as embedders expect.
+        (B, S) or (B, 1, T, S) says what the decoder sees of the source. It must where `attention_mask` is
+        (B, 1, S, S). `segment_ids` (B, S) and `decoder_segment_ids` (B, T) are those of packed rows. A call with a
+        source alone returns the encoder's states, as embedders expect.
         """
         past_key_values = one_cache(past_key_values, cache)
         if segment_ids is None:
@@ -130,6 +140,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             )
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 return source
+            if cross_attention_mask is None and attention_mask is not None:
+                check_serves_both(attention_mask)
         source = encoder_output(source)
         decoder_outputs = self.decoder(
             decoder_input_ids,
@@ -345,6 +357,10 @@ class VanillaTransformerForConditionalGeneration(
             raise ValueError(
                 f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both"
             )
+        if labels.dim() != 2 or labels.shape[1] == 0:
+            raise ValueError(
+                f"labels have shape {tuple(labels.shape)}: give (B, T), of one token or more"
+            )
         shifted = shift_right(labels, start, pad)
         if segment_ids is None:
             return shifted
@@ -535,7 +551,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         """Classify sentences.
 
         Args:
-            input_ids, attention_mask, inputs_embeds: as in the encoder.
+            input_ids, inputs_embeds: as in the encoder. attention_mask: (B, S).
             labels: (B,) classes, (B, L) zeros and ones for several classes, or (B,) numbers for a regression.
                 `config.problem_type` says which, or their dtype if that is None.
 
@@ -545,6 +561,11 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         if "segment_ids" in kwargs:
             raise ValueError(
                 "segment_ids: a row is one sentence here, because its states are averaged"
+            )
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}: give (B, S), which also says whose states "
+                "are averaged"
             )
         mask = self.source_mask(input_ids, attention_mask)
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)

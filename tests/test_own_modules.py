@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
 from hf_vanilla_transformer.attention_vanilla_transformer import eager_attention_forward
-from tests.model_helpers import assert_near, translation_batch
+from tests.model_helpers import assert_near, tiny_config, translation_batch
 from tests.search_helpers import Model, by_transformers, source, varied_model
 
 GREEDY = {"num_beams": 1, "max_new_tokens": 8}
@@ -198,3 +199,37 @@ def test_shapes_that_torch_would_repeat_are_refused(
         del inputs["input_ids"]
     with pytest.raises(ValueError, match=re.escape(message)):
         varied_model()(**inputs)
+
+
+def test_mask_of_the_encoders_places_needs_another_for_the_decoder() -> None:
+    """A causal encoder. As many places on both sides, so that no shape tells them apart."""
+    model = varied_model()
+    inputs = source([5, 5])
+    causal = torch.ones(5, 5).tril().bool().expand(2, 1, 5, 5)
+    states = model.get_encoder()(inputs["input_ids"], causal)
+    target = {"decoder_input_ids": torch.full((2, 5), 6)}
+    expected = model(encoder_outputs=states, **target, attention_mask=inputs["attention_mask"])
+    inputs["attention_mask"], padding = causal, inputs["attention_mask"]
+    with pytest.raises(
+        ValueError, match=r"attention_mask of shape \(2, 1, 5, 5\) .*cross_attention_mask"
+    ):
+        model(**inputs, **target)
+    actual = model(**inputs, **target, cross_attention_mask=padding)
+    assert_near(actual.logits, expected.logits)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 5), (1, 1, 1, 5)])
+def test_classifier_refuses_masks_of_four_dimensions(shape: tuple[int, ...]) -> None:
+    model = VanillaTransformerForSequenceClassification(tiny_config())
+    ids = torch.full((1, 5), 6)
+    with pytest.raises(ValueError, match=r"attention_mask has shape .*: give \(B, S\)"):
+        model(ids, torch.ones(shape).bool())
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 0), (1, 2, 5)])
+def test_labels_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    ids = torch.full((2, 5), 6)
+    with pytest.raises(
+        ValueError, match=rf"labels have shape {re.escape(str(shape))}: give \(B, T\)"
+    ):
+        varied_model()(input_ids=ids, labels=torch.full(shape, 6))
