@@ -71,7 +71,7 @@ def altered_part(model: nn.Module) -> str | None:
 
     The modules of a model compute with it, and packed weights would not. Each stack may have any number of layers.
     """
-    config = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(model.config)
     config.encoder_layers = config.decoder_layers = 1
     with torch.device("meta"):
         usual = {name: _built(module) for name, module in type(model)(config).named_modules()}
@@ -87,8 +87,7 @@ def altered_part(model: nn.Module) -> str | None:
 
 def _built(module: nn.Module) -> tuple[Any, ...]:
     """What an engine takes for granted of a module at its place."""
-    weights: dict[str, nn.Parameter | None] = module._parameters
-    shapes = {name: None if each is None else each.shape for name, each in weights.items()}
+    shapes = {name: weight.shape for name, weight in module.named_parameters(recurse=False)}
     return type(module), shapes, [getattr(module, name, None) for name in _SETTINGS]
 
 
