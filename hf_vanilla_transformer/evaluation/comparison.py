@@ -1,12 +1,13 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 from sacrebleu.metrics import CHRF
 from sacrebleu.metrics.base import Score, Signature
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import estimate_ci
 
 from ..text.words import words
 from ..utils.normalization import Normalizer, normalized_references
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SAMPLES = 1000
 TRIALS = 10000
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
+_ROUNDING = 1e-9  # of a score, by which equal differences can differ
 
 #: `score`, `mean`, `interval` and the p-values of a metric.
 ComparedScores: TypeAlias = dict[str, float]
@@ -74,7 +76,8 @@ def compare_systems(
         `signatures` by metric, and `systems`: by system and metric `score`, `mean` and `interval` (half of the 95 %
         confidence interval) over bootstrap resamples, and but for the baseline `p_bootstrap` and `p_randomization`.
 
-    Source: sacreBLEU's paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005).
+    Source: paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005) as in sacreBLEU, but
+    for ties, which are evidence against a difference.
     """
     columns = reference_lists(references)
     lists = _lists_of_systems(n_best)
@@ -103,7 +106,7 @@ def compare_systems(
 
 
 class _Ratio:
-    """A score of a `RatioMetric`, for sacreBLEU's tests. Its hypotheses are numerators and denominators, (N, 2)."""
+    """A score of a `RatioMetric` in the form of sacreBLEU. Its hypotheses are numerators and denominators, (N, 2)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -148,28 +151,64 @@ def _tests_of(
 def _paired_tests(
     scorer: Any, inputs: Mapping[str, Any], references: list[list[str]]
 ) -> tuple[dict[str, ComparedScores], str]:
-    """sacreBLEU's results of one score by system, and its signature."""
-    named = list(inputs.items())
-    scorers = {"": scorer}
-    by_bootstrap = PairedTest(named, scorers, references, test_type="bs", n_samples=SAMPLES)
-    by_trials = PairedTest(named, scorers, references, test_type="ar", n_samples=TRIALS)
-    signatures, bootstrap = by_bootstrap()
-    _, trials = by_trials()
-    ((name, signature),) = signatures.items()
+    """The results of one score by system, and its signature.
+
+    The resamples and the trials are those that sacreBLEU draws with its seed.
+    """
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
+    first_seed = None if seed == "none" else int(seed)
+    lists = {
+        system: scorer._extract_corpus_statistics(texts, references)
+        for system, texts in inputs.items()
+    }
+    scores = {
+        system: float(scorer._aggregate_and_compute(rows).score) for system, rows in lists.items()
+    }
+    statistics = {system: np.array(rows, dtype=float) for system, rows in lists.items()}
+    baseline, *_ = statistics
+    size = len(statistics[baseline])
+    resamples = np.random.default_rng(first_seed).choice(size, size=(SAMPLES, size))
+    exchanged = np.random.default_rng(first_seed).integers(2, size=(TRIALS, size), dtype=bool)
+
+    def scores_of(sums: Iterable[np.ndarray]) -> np.ndarray:
+        return np.array([scorer._compute_score_from_stats(each).score for each in sums])
+
+    resampled = {
+        system: scores_of(rows[sample].sum(axis=0) for sample in resamples)
+        for system, rows in statistics.items()
+    }
     results: dict[str, ComparedScores] = {}
-    # sacreBLEU's annotation allows names of systems
-    resampled = cast(list[Any], bootstrap[name])
-    exchanged = cast(list[Any], trials[name])
-    for system, outcome, trial in zip(inputs, resampled, exchanged, strict=True):
+    for system, rows in statistics.items():
+        mean, interval = estimate_ci(resampled[system])
         results[system] = {
-            "score": float(outcome.score),
-            "mean": float(outcome.mean),
-            "interval": float(outcome.ci),
+            "score": scores[system],
+            "mean": float(mean),
+            "interval": float(interval),
         }
-        if outcome.p_value is not None:  # but for the baseline
-            results[system]["p_bootstrap"] = outcome.p_value
-            results[system]["p_randomization"] = trial.p_value
+        if system == baseline:
+            continue
+        difference = abs(scores[system] - scores[baseline])
+        differences = np.abs(resampled[system] - resampled[baseline])
+        first = scores_of(exchanged @ statistics[baseline] + ~exchanged @ rows)
+        second = scores_of(~exchanged @ statistics[baseline] + exchanged @ rows)
+        rounding = _ROUNDING * max(abs(scores[system]), abs(scores[baseline]))
+        results[system]["p_bootstrap"] = _p_value(
+            differences - differences.mean(), difference - rounding
+        )
+        results[system]["p_randomization"] = _p_value(np.abs(first - second), difference - rounding)
+    signature = scorer.get_signature()
+    signature.update("seed", seed)
+    signature.update("bs", SAMPLES)
+    name = scorer._aggregate_and_compute(lists[baseline]).name
     return results, f"{name}|{signature}"
+
+
+def _p_value(drawn: np.ndarray, difference: float) -> float:
+    """The share of the drawn differences that are at least that of the systems, which is drawn once more.
+
+    sacreBLEU 2.6 counts only larger ones, and finds equal systems to differ significantly.
+    """
+    return (int(np.sum(drawn >= difference)) + 1) / (len(drawn) + 1)
 
 
 def _lists_of_systems(

@@ -1,8 +1,11 @@
 """Comparison of systems: sacreBLEU's own command is the judge of scores, intervals and p-values."""
 
+import itertools
+import operator
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 
@@ -123,6 +126,51 @@ def test_numbers_of_samples_are_those_of_sacrebleu():
     plain = [("a", ["a b"])], {"": sacrebleu.CHRF()}, [["a b"]]
     assert PairedTest(*plain, test_type="bs").n_samples == SAMPLES
     assert PairedTest(*plain, test_type="ar").n_samples == TRIALS
+
+
+EXACT_SYSTEMS = {
+    "equal": ([1, 0, 2, 5, 3, 3], [1, 0, 2, 5, 3, 3]),
+    "one of six": ([1, 0, 2, 5, 3, 3], [1, 0, 2, 5, 3, 4]),
+    "one less": ([0.1] * 9 + [0.3], [0.1] * 9 + [0.2]),
+    "rounded": ([0.1, 0.2, 0.3, 0.4, 0.7, 0.9], [0.3, 0.4, 0.5, 0.6, 0.9, 0.8]),
+    "two ways": ([3, 1, 4, 1, 5, 9, 2, 6], [4, 1, 2, 1, 6, 9, 3, 8]),
+    "better": (list(range(10)), list(range(1, 11))),
+    "zero": ([0] * 4, [0] * 4),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_SYSTEMS)
+def test_p_value_is_the_share_of_all_exchanges(monkeypatch, name):
+    """The truth is the permutation test over all 2^n exchanges of the two outputs of a sentence."""
+    monkeypatch.setattr(comparison, "TRIALS", 4000)
+    first, second = EXACT_SYSTEMS[name]
+    differences = [Fraction(str(b)) - Fraction(str(a)) for a, b in zip(first, second, strict=True)]
+    sums = [
+        abs(sum(map(operator.mul, signs, differences)))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
+    exact = sum(each >= abs(sum(differences)) for each in sums) / len(sums)
+    systems = {"a": list(map(str, first)), "b": list(map(str, second))}
+    metric = FunctionMetric("m:value", lambda _, texts, __: list(map(float, texts)))
+    compared = compare_systems(systems, systems["a"], metrics=[metric])["systems"]["b"]["m:value"]
+    assert compared["p_randomization"] == pytest.approx(exact, abs=0.03)
+    if exact == 1:
+        assert compared["p_randomization"] == 1
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "ter", "exact_match", "token_error_rate"])
+def test_equal_systems_do_not_differ(texts, metric):
+    """A system does not differ from itself, nor by one sentence, which any exchange leaves as different as it is."""
+    references, _, systems = texts
+    outputs = systems["system 0.3"]
+    row = next(row for row, text in enumerate(outputs) if text != references[row])
+    other = [*outputs[:row], references[row], *outputs[row + 1 :]]
+    compared = compare_systems(
+        {"a": outputs, "same": outputs, "other": other}, references, metrics=[metric]
+    )["systems"]
+    same, other = compared["same"][metric], compared["other"][metric]
+    assert same["p_bootstrap"] == same["p_randomization"] == other["p_randomization"] == 1
+    assert other["score"] != compared["a"][metric]["score"] == same["score"]
 
 
 def test_options_reach_the_scores():
