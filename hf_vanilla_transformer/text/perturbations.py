@@ -275,6 +275,27 @@ def perturb_all(
     ]
 
 
+def perturb_test_set(
+    name: str,
+    sources: Sequence[str],
+    references: Sequence[Sequence[str]],
+    languages: Direction = (None, None),
+) -> tuple[list[str], list[list[str]]]:
+    """Return sources and as many lists of references with one of `PERTURBATIONS`.
+
+    The first list determines the sources. A reference of another stays as it is where it would need another source.
+    """
+    perturbed = []
+    columns = []
+    for column in references:
+        pairs = perturb_all(name, list(zip(sources, column, strict=True)), languages)
+        if not columns:
+            perturbed = [source for source, _ in pairs]
+        rows = zip(perturbed, pairs, column, strict=True)
+        columns.append([target if new == source else text for source, (new, target), text in rows])
+    return perturbed, columns
+
+
 def _misspell(letters: list[str], draw: Random) -> str:
     index = draw.randrange(len(letters) - 1)
     letter = letters[index]

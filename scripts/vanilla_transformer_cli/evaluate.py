@@ -257,7 +257,7 @@ def score_perturbed(
     """
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
     from hf_vanilla_transformer.inference.sentences import codes_in
-    from hf_vanilla_transformer.text.perturbations import perturb_all
+    from hf_vanilla_transformer.text.perturbations import perturb_test_set
     from hf_vanilla_transformer.utils.errors import UserError
 
     if codes_of(arguments, next(iter(systems.values())), codes_in(test.cells)):
@@ -265,16 +265,15 @@ def score_perturbed(
             f"perturb: {arguments.source} has columns of languages: choose one pair of them by --source_lang and "
             "--target_lang"
         )
-    pairs = list(zip(test.sources or [], test.references[0], strict=True))
     languages = (arguments.source_lang, arguments.target_lang)
     texts: dict[str, Any] = {"none": (test.sources, test.references, hypotheses)}
     for name in perturbations:
-        sources, expected = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
+        sources, columns = perturb_test_set(name, test.sources or [], test.references, languages)
         outputs = {}
         for system, translator in systems.items():
             lists = translate_source(arguments, translator, sources, test)
             outputs[system] = [best for best, *_ in lists]
-        texts[name] = sources, [expected], outputs
+        texts[name] = sources, columns, outputs
 
     metrics = fitting_metrics(options, test.references[0])
     scores: dict[str, Any] = {}

@@ -27,7 +27,7 @@ from hf_vanilla_transformer.evaluation.comparison import (
 )
 from hf_vanilla_transformer.evaluation.metric_classes import FunctionMetric
 from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics
-from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, perturb_all
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, perturb_all, perturb_test_set
 from tests.model_helpers import error_of
 
 WORDS = [
@@ -506,3 +506,21 @@ def test_noise_is_the_same_on_both_sides():
             "zwei",
             "Hunde",
         }
+
+
+OTHER_REFERENCES = ["Schau nun auf www.x.org {name}!", "2 Hunde"]
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_all_references_are_perturbed_alike(name):
+    sources, first = map(list, zip(*PAIRS, strict=True))
+    perturbed, columns = perturb_test_set(name, sources, [first, OTHER_REFERENCES])
+    assert list(zip(perturbed, columns[0], strict=True)) == perturb_all(name, PAIRS)
+    _, [alone] = perturb_test_set(name, sources, [OTHER_REFERENCES])
+    assert columns[1] == alone
+
+
+def test_reference_of_another_source_stays():
+    """Without a mark in the first reference, the source keeps its own, and so do the others."""
+    sources, columns = perturb_test_set("end_punctuation", ["A dog."], [["Ein Hund"], ["Hund."]])
+    assert (sources, columns) == (["A dog."], [["Ein Hund"], ["Hund."]])

@@ -114,6 +114,7 @@ def test_perturbed_text_is_scored(command, work, model_folder):
         "hypotheses",
         "--reference",
         "references",
+        "hypotheses",
         "--output",
         "results.json",
         "--max_new_tokens",
@@ -126,11 +127,12 @@ def test_perturbed_text_is_scored(command, work, model_folder):
     results = json.loads((work / "results.json").read_text(encoding="utf-8"))["perturbations"]
     upper = [text.upper() for text in HYPOTHESES]
     translations = list(Translator.from_pretrained(model_folder).translate(upper, max_new_tokens=3))
-    expected = score_translations(translations, [text.upper() for text in REFERENCES])
+    expected = score_translations(translations, [[text.upper() for text in REFERENCES], upper])
     assert results["upper"][str(model_folder)] == {
         name: expected[name] for name in ("bleu", "chrf")
     }
     assert list(results) == ["none", "upper", "merge"] and "perturbation" in printed
+    assert all("nrefs:2" in group["signatures"]["bleu"] for group in results.values())
 
 
 @pytest.mark.parametrize(
