@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
 FORMATS = ("moses", "tsv", "jsonl")
 _MOSES_LINE = re.compile(r"\s*(\d+) \|\|\| (.*?)(?: \|\|\| .*)?")
-_TSV_LINE = re.compile(r"(\d+)\t\d+\t([^\t]*)\t[^\t]*\t[^\t]*(?:\t[^\t]*)?")
+_TSV_LINE = re.compile(r"(\d+)\t(\d+)\t([^\t]*)\t[^\t]*\t[^\t]*(?:\t[^\t]*)?")
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,10 @@ def read_n_best(path: str | Path, inputs: int) -> list[list[str]]:
         inputs: the number of lists.
 
     Raises:
-        UserError: a line of another format or of an input that does not exist, or an input without a list.
+        UserError: a line of another format or of an input that does not exist, a rank that an input has twice, or an
+            input without a list.
     """
-    lists: list[list[str]] = [[] for _ in range(inputs)]
+    lists: list[dict[int, str]] = [{} for _ in range(inputs)]
     for number, line in enumerate(lines_of(Path(path)), start=1):
         row, texts = _parsed_line(line)
         if not texts:
@@ -228,20 +229,30 @@ def read_n_best(path: str | Path, inputs: int) -> list[list[str]]:
             )
         if not 0 <= row < inputs:
             raise UserError(f"{path}, line {number}: a list of line {row + 1} of {inputs} lines")
-        lists[row] += texts
-    if [] in lists:
-        raise UserError(f"{path}: line {lists.index([]) + 1} of {inputs} lines has no list")
-    return lists
+        for rank, text in texts:
+            rank = len(lists[row]) + 1 if rank is None else rank
+            if rank in lists[row]:
+                raise UserError(
+                    f"{path}, line {number}: line {row + 1} has rank {rank} twice: give one list for each line"
+                )
+            lists[row][rank] = text
+    if {} in lists:
+        raise UserError(f"{path}: line {lists.index({}) + 1} of {inputs} lines has no list")
+    return [[text for _, text in sorted(texts.items())] for texts in lists]
 
 
-def _parsed_line(line: str) -> tuple[int, list[str]]:
-    """The number of the input, from 0, and texts of its list. Without texts if the line has none of the formats."""
+def _parsed_line(line: str) -> tuple[int, list[tuple[int | None, str]]]:
+    """The number of the input, from 0, and texts of its list with their ranks, if the format has ranks.
+
+    Without texts if the line has none of the formats.
+    """
     if match := _MOSES_LINE.fullmatch(line):
-        return int(match[1]), [match[2]]
+        return int(match[1]), [(None, match[2])]
     if match := _TSV_LINE.fullmatch(line):
-        return int(match[1]) - 1, [match[2]]
+        return int(match[1]) - 1, [(int(match[2]), match[3])]
     try:
         row = json.loads(line)
-        return int(row["line"]) - 1, [str(one["text"]) for one in row["candidates"]]
+        texts = [str(one["text"]) for one in row["candidates"]]
+        return int(row["line"]) - 1, list(enumerate(texts, start=1))
     except (ValueError, KeyError, TypeError):
         return 0, []

@@ -14,6 +14,7 @@ from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.inference import Hypothesis
 from hf_vanilla_transformer.inference.candidates import (
     Candidate,
+    candidate_lines,
     merge_candidates,
     read_n_best,
     translate_candidates,
@@ -308,3 +309,21 @@ def test_line_of_no_list_is_refused(tmp_path: Path, line: str) -> None:
     assert "best, line 2: it is no line of an n-best list" in error_of(
         read_n_best, tmp_path / "best", 1
     )
+
+
+def test_lists_are_in_the_order_of_their_ranks(tmp_path: Path) -> None:
+    """As text, which `sort` compares, rank 10 comes before rank 2."""
+    texts = [f"text {rank}" for rank in range(1, 13)]
+    candidates = [Candidate(text, None, 1 / 12) for text in texts]
+    lines = sorted(candidate_lines(candidates, 1, "tsv"))
+    path = tmp_path / "best.tsv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert read_n_best(path, 1) == [texts]
+
+
+@pytest.mark.parametrize("n_best_format", ["tsv", "jsonl"])
+def test_two_lists_of_a_line_are_refused(tmp_path: Path, n_best_format: str) -> None:
+    lines = [*candidate_lines([Candidate("a", None, 1)], 1, n_best_format)] * 2
+    path = tmp_path / "best"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert "best, line 2: line 1 has rank 1 twice" in error_of(read_n_best, path, 1)
