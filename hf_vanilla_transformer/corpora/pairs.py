@@ -19,7 +19,7 @@ from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from .columns import Columns, RawRow, read_sides, select_columns
 from .inputs import Input
-from .readers import BadRow, Repairs, TableRow, read_parallel
+from .readers import BadRow, Repairs, TableRow, is_readable, read_parallel
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
@@ -159,22 +159,35 @@ def _check_encoding(report: PairReport) -> None:
 
 @dataclass
 class Source:
-    """An input with its columns, and the dataset if it is one."""
+    """An input with its columns, and the dataset or the data files of a folder if it is one."""
 
     input: Input
     columns: Columns
-    data: Dataset | None = None
+    data: Dataset | tuple[Path, ...] | None = None
     with_cells: bool = False  #: whether `rows` has the other cells, too
 
     def rows(self, repairs: Repairs) -> Iterator[RawRow]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
         files = self.input.files
+        if isinstance(self.data, tuple):
+            return self._rows_of_files(self.data, repairs)
         if self.data is not None:
             return select_columns(self._rows_of(self.data), self.columns, self.input.name, "")
         if len(files) == 2:
             lines = read_parallel(files[0], files[1], repairs)
             return ((line, [text, translation], {}) for line, text, translation in lines)
         return read_sides(files[0], self.columns, repairs, with_cells=self.with_cells)
+
+    def _rows_of_files(self, files: tuple[Path, ...], repairs: Repairs) -> Iterator[RawRow]:
+        """The rows of several files, whose lines count on from one to the next."""
+        before = 0
+        for file in files:
+            line = 0
+            for line, texts, cells in read_sides(
+                file, self.columns, repairs, with_cells=self.with_cells
+            ):
+                yield before + line, texts, cells
+            before += line
 
     def _rows_of(self, data: Dataset) -> Iterator[tuple[int, TableRow]]:
         name = self.input.name
@@ -195,23 +208,29 @@ class Source:
     def identity(self) -> str:
         """Hash of the input's content and of the columns."""
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
-        for path in self.input.files:
+        files = self.data if isinstance(self.data, tuple) else self.input.files
+        for path in files:
             # it determines the format: with `.gz`, and a language of parallel text
             digest.update("".join(path.suffixes[-2:]).encode())
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
                     digest.update(block)
-        if self.data is not None:
+        if isinstance(self.data, Dataset):
             digest.update(self.data._fingerprint.encode())
         return digest.hexdigest()
 
 
-def open_dataset(chosen: Input, split: str, field: str) -> Dataset:
-    """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`."""
+def open_dataset(chosen: Input, split: str, field: str) -> Dataset | tuple[Path, ...]:
+    """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`.
+
+    Of a folder of data files in the formats of `read_rows`, the names of those of the split are returned.
+    """
     folder = Path(str(chosen.dataset))
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
             return _from_disk(folder, split, field)
+        if not chosen.on_hub and (files := _data_files(folder, split, field)):
+            return files
         return datasets.load_dataset(chosen.dataset, chosen.configuration, split=split)
     except UserError:
         raise
@@ -242,6 +261,28 @@ def _from_disk(folder: Path, split: str, field: str) -> Dataset:
             f"{field}: {folder} contains one dataset without splits, and so no split {split!r}"
         )
     return saved
+
+
+def _data_files(folder: Path, split: str, field: str) -> tuple[Path, ...]:
+    """The data files of a split of a folder, or none if `datasets` reads them right.
+
+    It reads text as numbers, dates and missing values.
+    """
+    builder = datasets.load_dataset_builder(str(folder))
+    files = builder.config.data_files or {}
+    if split not in files:
+        raise UserError(
+            f"{field}: {folder} has the splits {', '.join(map(repr, map(str, files)))}, not {split!r}"
+        )
+    paths = tuple(map(Path, files[split]))
+    if all(map(is_readable, paths)):
+        return paths
+    if builder.name in ("csv", "json"):
+        raise UserError(
+            f"{field}: {folder} has data files of other formats than .csv, .tsv, .json, .jsonl and .parquet: convert "
+            "them, and name them instead of the folder"
+        )
+    return ()
 
 
 def load_table(source: Source, report: PairReport) -> Dataset:

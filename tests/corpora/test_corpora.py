@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 from typing import Any
 
 import pytest
@@ -263,6 +264,46 @@ def test_dataset_of_a_folder_of_data_files(tmp_path):
     }
     assert text_of(load_pairs(**arguments)[0]) == [(target, source) for source, target in PAIRS]
     assert "'test'" in error_of(**arguments, split="test")
+
+
+ODD_CELLS = [
+    ('zero "', '"null'),
+    ("two", "zwei"),
+    ("null", "n/a"),
+    ("007", "k.A."),
+    ("1e3", "2020-01-01"),
+]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
+def test_cells_of_a_folder_are_those_that_were_written(tmp_path, kind):
+    """pandas and pyarrow read quotation marks, numbers, dates and missing values into them."""
+    write_as(kind, tmp_path, ODD_CELLS)["inputs"].rename(tmp_path / f"train-00000-of-00002.{kind}")
+    write_as(kind, tmp_path, PAIRS)["inputs"].rename(tmp_path / f"train-00001-of-00002.{kind}")
+    arguments: dict[str, Any] = {
+        "inputs": str(tmp_path),
+        "source_lang": "en",
+        "target_lang": "de",
+    }
+    data, report = load_pairs(**arguments)
+    assert text_of(data) == [*ODD_CELLS, *PAIRS]
+    assert sorted(set(data["line"])) == data["line"][:]
+    assert report.name == str(tmp_path)
+
+
+def test_changed_file_of_a_folder_is_read_again(tmp_path):
+    """`datasets` keeps the rows of a file of the same size and time."""
+    file = tmp_path / "train.tsv"
+    for text in "ab":
+        file.write_text(f"source\ttarget\n{text}\tb\n")
+        os.utime(file, (1, 1))
+        assert text_of(load_pairs(str(tmp_path))[0]) == [(text, "b")]
+
+
+@pytest.mark.parametrize("name", ["train.csv.xz", "train.ndjson"])
+def test_data_files_of_a_folder_in_other_formats_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    assert error_of(str(tmp_path), field="train").startswith(f"train: {tmp_path} has data files of")
 
 
 def test_missing_dataset_is_refused(tmp_path):
