@@ -208,7 +208,7 @@ def _bring_to_form(corpus: Corpus, split: str, form: SourceForm) -> str:
     columns = [batches_of(data.select_columns("source"), ROWS_READ) for data in (before, after)]
     for old, new in zip(*columns, strict=True):
         changed += sum(map(str.__ne__, old["source"], new["source"]))
-        digest.update("\0".join(new["source"]).encode())
+        digest.update("".join(f"{text}\0" for text in new["source"]).encode())
     if changed:
         corpus.forms[split] = f" {digest.hexdigest()}"
     return f"{split}: {form.name} has changed {changed:,} of {len(after):,} sources"

@@ -306,6 +306,15 @@ def test_data_files_of_a_folder_in_other_formats_are_refused(tmp_path, name):
     assert error_of(str(tmp_path), field="train").startswith(f"train: {tmp_path} has data files of")
 
 
+def test_line_that_moves_to_the_other_file_is_seen(tmp_path):
+    """Both files together have the same bytes as before."""
+    files = write_text(tmp_path / "one", "ab"), write_text(tmp_path / "two", "xy")
+    assert text_of(load_pairs(files)[0]) == [("a", "x"), ("b", "y")]
+    write_text(files[0], "a")
+    write_text(files[1], "bxy")
+    assert "has 1 lines" in error_of(files)
+
+
 def test_missing_dataset_is_refused(tmp_path):
     assert error_of("nobody/nothing", field="test").startswith("test: nobody/nothing: ")
 

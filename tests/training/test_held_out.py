@@ -2,12 +2,14 @@
 
 import re
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.batches.corpus_tokenizers import train_tokenizers
+from hf_vanilla_transformer.corpora import corpus
 from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
@@ -275,3 +277,17 @@ def test_pairs_that_were_held_out_have_no_overlap(tmp_path, capsys):
     corpus, _ = load(train=files, held_out_pairs=6)
     assert len(corpus.pairs["validation"]) == 6
     assert warnings(capsys) == []
+
+
+def test_forms_of_two_batches_have_another_fingerprint(tmp_path, monkeypatch):
+    """The forms of the same pairs, as one text, are the same."""
+    monkeypatch.setattr(corpus, "ROWS_READ", 1)
+    files = tmp_path / "x.en", tmp_path / "x.de"
+    write(files, [("one", "eins"), ("two", "zwei")])
+    found = set()
+    for forms in ({"one": "a", "two": "bc"}, {"one": "ab", "two": "c"}):
+        form = Mock(side_effect=lambda text, forms=forms: (forms[text], None), problem=None)
+        monkeypatch.setattr(corpus, "SourceForm", lambda *_, form=form, **__: form)
+        loaded, _ = load(train=[*map(str, files)], source_form="m:form")
+        found.add(loaded.fingerprint("train"))
+    assert len(found) == 2

@@ -546,6 +546,11 @@ def test_code_of_the_named_files_is_compared(
     assert source_digest(["spelling"]) not in (before, None)
     assert source_digest(["builtins", "hf_vanilla_transformer.training.state.fingerprint"]) is None
     assert source_digest(["made_at_run_time"]) is None
+    parts = tmp_path / "spelling_parts.py"
+    joined = source_digest(["spelling", "spelling_parts"])
+    parts.write_text(file.read_text() + parts.read_text())
+    file.write_text("")
+    assert source_digest(["spelling", "spelling_parts"]) not in (joined, None)
 
 
 def test_code_of_a_loss_and_a_collator_is_printed(
