@@ -115,9 +115,16 @@ def load_directions(
 
 
 def part_names(parts: Iterable[PairReport | MixtureReport]) -> list[str]:
-    """Short names of the inputs of a split, for the names of scores: `dev` for `data/dev.tsv`."""
+    """Short names of the inputs of a split, for the names of scores: `dev` for `data/dev.tsv`.
+
+    No two are the same, and none makes the name of a score that of its signature.
+    """
     names: list[str] = []
     for part in parts:
-        name = Path(part.name.split(" + ")[0]).name.split(".")[0]
-        names.append(name if name not in names else f"{name}_{len(names) + 1}")
+        name = short = Path(part.name.split(" + ")[0]).name.split(".")[0]
+        number = len(names) + 1
+        while name in (*names, "signature"):
+            name = f"{short}_{number}"
+            number += 1
+        names.append(name)
     return names

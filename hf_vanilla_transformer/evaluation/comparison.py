@@ -236,7 +236,7 @@ def scores_by_group(
     Each label has its own tokenizer of BLEU, as a language needs it.
 
     Returns:
-        By label `sentences`, `signatures` by metric, and by system the scores.
+        By label `sentences`, `signatures` by metric, and `systems`: by system the scores.
     """
     columns = reference_lists(references)
     made = make_metrics(metrics, tokenize, lowercase)
@@ -250,10 +250,15 @@ def scores_by_group(
     groups: dict[str, dict[str, Any]] = {}
     for label, rows in Groups(labels, False).rows().items():
         signatures: dict[str, str] = {}
-        groups[label] = {"sentences": len(rows), "signatures": signatures}
+        of_systems: dict[str, dict[str, float]] = {}
+        groups[label] = {
+            "sentences": len(rows),
+            "signatures": signatures,
+            "systems": of_systems,
+        }
         for system, texts in all_texts.items():
             compared, _ = texts.select(rows).normalized(normalize)
-            groups[label][system], details = compute_metrics(made, compared)
+            of_systems[system], details = compute_metrics(made, compared)
             for name, value in details.items():
                 if name.endswith("_signature"):
                     signatures[name.removesuffix("_signature")] = str(value)

@@ -32,8 +32,8 @@ def group_table(
 ) -> Table:
     """Head and rows of `scores_by_group`. `items` names what is counted."""
     first = next(iter(groups.values()))
-    systems = [name for name in first if name not in ("sentences", "signatures")]
-    metrics = list(first[systems[0]])
+    systems = list(first["systems"])
+    metrics = list(first["systems"][systems[0]])
     several = len(systems) > 1
     columns = [(system, metric) for metric in metrics for system in systems]
     head = [title_of(metric) + (f", {system}" if several else "") for system, metric in columns]
@@ -41,7 +41,7 @@ def group_table(
         [
             label,
             f"{group['sentences']:,}",
-            *(f"{group[system][metric]:.2f}" for system, metric in columns),
+            *(f"{group['systems'][system][metric]:.2f}" for system, metric in columns),
         ]
         for label, group in groups.items()
     ]

@@ -11,8 +11,10 @@ from hf_vanilla_transformer.corpora.directions import (
     inputs_of,
     load_directions,
     parse_directions,
+    part_names,
     sampling_rates,
 )
+from hf_vanilla_transformer.corpora.pairs import PairReport
 from tests.model_helpers import error_of
 
 SIZES = {("en", "de"): 1000, ("en", "fr"): 100, ("de", "en"): 37}
@@ -111,3 +113,16 @@ def test_repairs_of_all_inputs_of_a_direction_are_reported(tmp_path: Path) -> No
     _, report = load_directions(inputs, lambda values, _: load_pairs(values))
     assert report.summary().startswith("en-de: ")
     assert report.summary().count("removed 1 × carriage return at the line end") == 2
+
+
+@pytest.mark.parametrize(
+    ("inputs", "names"),
+    [
+        (["a/dev.en + a/dev.de", "b/test.tsv"], ["dev", "test"]),
+        (["a/dev.tsv", "b/dev.tsv"], ["dev", "dev_2"]),
+        (["a/dev.tsv", "dev_3.tsv", "b/dev.tsv"], ["dev", "dev_3", "dev_4"]),
+        (["dev_2.tsv", "dev_2.csv", "signature.tsv"], ["dev_2", "dev_2_2", "signature_3"]),
+    ],
+)
+def test_scores_of_inputs_have_different_names(inputs: list[str], names: list[str]) -> None:
+    assert part_names(map(PairReport, inputs)) == names

@@ -342,8 +342,9 @@ def test_groups_are_scored_apart(texts):
         [texts[row] for row in rows] for texts in (systems["system 0.3"], references, second)
     ]
     group = groups["11–20 words"]
-    assert group.keys() == {"sentences", "signatures", *systems}
-    assert group["system 0.3"] == {
+    assert group.keys() == {"sentences", "signatures", "systems"}
+    assert list(group["systems"]) == list(systems)
+    assert group["systems"]["system 0.3"] == {
         "bleu": sacrebleu.corpus_bleu(hypotheses, chosen).score,
         "chrf": sacrebleu.corpus_chrf(hypotheses, chosen).score,
     }
@@ -360,18 +361,17 @@ def test_options_reach_the_scores_of_groups():
     systems = {"one": ["A b", "c d"]}
     arguments = systems, ["a b", "c d"], ["x", "y"]
     plain = scores_by_group(*arguments, metrics=["exact_match"])
-    assert plain["x"]["one"] == {"exact_match": 0}
+    assert plain["x"]["systems"]["one"] == {"exact_match": 0}
     for options in ({"lowercase": True}, {"normalize": str.lower}):
-        assert scores_by_group(*arguments, metrics=["exact_match"], **options)["x"]["one"] == {
-            "exact_match": 100
-        }
+        groups = scores_by_group(*arguments, metrics=["exact_match"], **options)
+        assert groups["x"]["systems"]["one"] == {"exact_match": 100}
     of_characters = scores_by_group(*arguments, tokenize="char")
     assert "tok:char" in of_characters["y"]["signatures"]["bleu"]
     given = FunctionMetric(
         "m:f", lambda sources, hypotheses, _: [float(sources == ["t"])] * len(hypotheses)
     )
     scored = scores_by_group(*arguments, metrics=[given], sources=["s", "t"])
-    assert [scored[label]["one"]["m:f"] for label in "xy"] == [0, 1]
+    assert [scored[label]["systems"]["one"]["m:f"] for label in "xy"] == [0, 1]
 
 
 def test_each_group_has_the_tokenizer_of_its_language(texts):
@@ -396,7 +396,7 @@ def test_each_group_has_the_tokenizer_of_its_language(texts):
         hypotheses, chosen = ([texts[row] for row in rows] for texts in (changed, references))
         expected = sacrebleu.corpus_bleu(hypotheses, [chosen], tokenize=tokenize).score
         assert (
-            groups[label]["a"]["bleu"]
+            groups[label]["systems"]["a"]["bleu"]
             == apart[f"bleu_{label}"]
             == pytest.approx(expected, abs=1e-9)
         )
@@ -409,10 +409,10 @@ def test_lists_of_unequal_lengths_have_the_top_of_the_longest():
     groups = scores_by_group(
         hypotheses, ["a", "b", "c"], ["l", "m", "l"], metrics=["top_k"], n_best=lists
     )
-    assert groups["l"]["one"] == {"top_1": 0, "top_3": 100}
-    assert groups["m"]["one"] == {"top_1": 100, "top_3": 100}
-    assert groups["l"]["two"] == {"top_1": 50, "top_3": 50}
-    assert groups["m"]["two"] == {"top_1": 0, "top_3": 0}
+    assert groups["l"]["systems"]["one"] == {"top_1": 0, "top_3": 100}
+    assert groups["m"]["systems"]["one"] == {"top_1": 100, "top_3": 100}
+    assert groups["l"]["systems"]["two"] == {"top_1": 50, "top_3": 50}
+    assert groups["m"]["systems"]["two"] == {"top_1": 0, "top_3": 0}
 
 
 # Differences

@@ -46,7 +46,7 @@ def groups_of(*systems):
         label: {
             "sentences": sentences,
             "signatures": {},
-            **{
+            "systems": {
                 name: {"bleu": base + place, "chrf": 2 * base}
                 for place, name in enumerate(systems, start=1)
             },
@@ -63,9 +63,9 @@ def groups_of(*systems):
             ["BLEU", "chrF"],
             [["short", "1,234", "11.00", "20.00"], ["long", "5", "21.13", "40.25"]],
         ),
-        (
-            ["a", "b"],
-            ["BLEU, a", "BLEU, b", "chrF, a", "chrF, b"],
+        (  # a file may have the name of a key
+            ["sentences", "signatures"],
+            ["BLEU, sentences", "BLEU, signatures", "chrF, sentences", "chrF, signatures"],
             [
                 ["short", "1,234", "11.00", "12.00", "20.00", "20.00"],
                 ["long", "5", "21.13", "22.13", "40.25", "40.25"],

@@ -128,7 +128,7 @@ def test_perturbed_text_is_scored(command, work, model_folder):
     upper = [text.upper() for text in HYPOTHESES]
     translations = list(Translator.from_pretrained(model_folder).translate(upper, max_new_tokens=3))
     expected = score_translations(translations, [[text.upper() for text in REFERENCES], upper])
-    assert results["upper"][str(model_folder)] == {
+    assert results["upper"]["systems"][str(model_folder)] == {
         name: expected[name] for name in ("bleu", "chrf")
     }
     assert list(results) == ["none", "upper", "merge"] and "perturbation" in printed
@@ -346,7 +346,7 @@ def test_rows_that_are_left_out_have_no_label(command, work, caplog):
     translator = Translator.from_pretrained(folder, device="cpu")
     outputs = list(translator.translate(["a dog"], target_lang="fr", max_new_tokens=3))
     expected = score_translations(outputs, ["一只狗在公园里奔跑。"])["chrf"]
-    assert groups["y"][str(folder)]["chrf"] == pytest.approx(expected)
+    assert groups["y"]["systems"][str(folder)]["chrf"] == pytest.approx(expected)
 
 
 def test_perturbed_text_is_in_one_pair_of_languages(command, work):
