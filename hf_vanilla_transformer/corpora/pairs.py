@@ -19,7 +19,7 @@ from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from .columns import Columns, RawRow, read_sides, select_columns
 from .inputs import Input
-from .readers import BadRow, Repairs, TableRow, is_readable, read_parallel
+from .readers import BLANK, BadRow, Repairs, TableRow, is_readable, read_parallel
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
@@ -130,6 +130,8 @@ def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[str | 
         if report.seen == _ROWS_FOR_ENCODING:
             _check_encoding(report)
         line, (text, translation), _ = row
+        if text is BLANK:
+            continue
         reason = defect("source", text) or defect("target", translation)
         if reason is None:
             report.seen += 1

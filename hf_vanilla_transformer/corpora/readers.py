@@ -76,6 +76,9 @@ class BadRow:
     reason: str
 
 
+#: A blank line. In training it is left out, and in translating it stays empty.
+BLANK = BadRow("blank line")
+
 #: The number of a line, and its row or cells.
 NumberedRow: TypeAlias = tuple[int, TableRow | BadRow]
 NumberedCells: TypeAlias = tuple[int, list[str] | BadRow]
@@ -233,22 +236,25 @@ def read_parallel(
         yield line, source, target
 
 
-def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow]]:
-    """Read JSON lines, or one JSON array of objects. Yields (line or element number from 1, object)."""
-    lines = (
-        (line, text)
-        for line, text in enumerate(repaired_lines(path, repairs), start=1)
-        if text.strip()
-    )
-    first = None
+def read_json(path: Path, repairs: Repairs) -> Iterator[NumberedRow]:
+    """Read JSON lines, or one JSON array of objects. Yields (line or element number from 1, object or `BLANK`)."""
+    lines = enumerate(repaired_lines(path, repairs), start=1)
+    read: list[tuple[int, str]] = []  # up to the first line that is not blank
     for line, text in lines:
-        first = first or line
-        if line == first and text.lstrip().startswith("["):
-            document = "\n".join([text, *(rest for _, rest in lines)])
-            for number, row in enumerate(_parse(document, path, line), start=1):
-                yield number, _object(row, f"{path}, element {number}")
-            return
-        yield line, _object(_parse(text, path, line), f"{path}, line {line}")
+        read.append((line, text))
+        if text.strip():
+            break
+    if read and read[-1][1].lstrip().startswith("["):
+        line, text = read[-1]
+        document = "\n".join([text, *(rest for _, rest in lines)])
+        for number, row in enumerate(_parse(document, path, line), start=1):
+            yield number, _object(row, f"{path}, element {number}")
+        return
+    for line, text in chain(read, lines):
+        if text.strip():
+            yield line, _object(_parse(text, path, line), f"{path}, line {line}")
+        else:
+            yield line, BLANK
 
 
 def _parse(text: str, path: Path, line: int) -> Any:
@@ -371,6 +377,8 @@ def _rows(records: Iterator[NumberedCells], path: Path, has_header: bool) -> Ite
             yield line, cells
             continue
         if not cells:
+            if names or not has_header:
+                yield line, BLANK
             continue
         if not names and has_header:
             header = cells
@@ -389,12 +397,12 @@ def _rows(records: Iterator[NumberedCells], path: Path, has_header: bool) -> Ite
 
 
 def read_matches(path: Path, pattern: re.Pattern[str], repairs: Repairs) -> Iterator[NumberedRow]:
-    """Yield (line number, named groups of the pattern), or a `BadRow` for a line that does not match."""
+    """Yield (line number, named groups of the pattern), or a `BadRow` for a line that is blank or does not match."""
     for line, text in enumerate(repaired_lines(path, repairs), start=1):
         if match := pattern.fullmatch(text):
             yield line, match.groupdict()
-        elif text:
-            yield line, BadRow("no match of line_pattern")
+        else:
+            yield line, BadRow("no match of line_pattern") if text else BLANK
 
 
 def read_parquet(

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..corpora.columns import Columns, cell_text, read_sides
 from ..corpora.inputs import Input
-from ..corpora.readers import BadRow, is_zipped
+from ..corpora.readers import BLANK, BadRow, is_zipped
 from ..text.cells import text_of
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
@@ -60,6 +60,8 @@ def _sentences_with_cells(
 
     rows = read_sides(Path(path), columns, {}, [side], with_cells)
     for line, (text,), cells in rows:
+        if text is BLANK:
+            text = ""
         if not isinstance(text, BadRow):
             text = text_of(text, f"{path}, line {line}: {side}")
         if text is None and side == "source":  # it has no translation. A reference must be there
@@ -82,10 +84,13 @@ def read_directed_sentences(
     in a file `target`. The iterators are to be read together.
     """
     rows = stream_sentence_pairs(path, target, columns, one_line)
-    first = next(rows, None)
-    names = [name for name in CODES if first is not None and name in first[2]]
-    whole = rows if first is None else chain([first], rows)
-    sources, *copies = tee(whole, 1 + len(names))
+    read: list[tuple[str, str, Cells]] = []
+    for row in rows:  # up to the first that is no blank line, which has no cells
+        read.append(row)
+        if row[0] or row[2]:
+            break
+    names = [name for name in CODES if read and name in read[-1][2]]
+    sources, *copies = tee(chain(read, rows), 1 + len(names))
     found = {name: _cells_of(copy, name) for name, copy in zip(names, copies, strict=True)}
     if target is not None:
         sources, targets = tee(sources)
@@ -99,14 +104,21 @@ def _cells_of(rows: Iterator[tuple[str, str, Cells]], name: str) -> Iterator[str
 
 def codes_in(cells: Sequence[Cells]) -> dict[str, list[str | None]]:
     """The languages of rows, by the names of the columns `source_lang` and `target_lang` that there are."""
-    names = [name for name in CODES if cells and name in cells[0]]
+    first = _first_cells(cells)
+    names = [name for name in CODES if name in first]
     return {name: [row.get(name) or None for row in cells] for name in names}
+
+
+def _first_cells(cells: Sequence[Cells]) -> Cells:
+    """The cells of the first row that has some, which a blank line has not."""
+    return next(filter(None, cells), {})
 
 
 def labels_in(cells: Sequence[Cells], column: str, path: str | Path) -> list[str]:
     """The cells of a column as text. `path` is the table, for messages."""
-    if not cells or column not in cells[0]:
-        names = ", ".join(map(repr, cells[0])) if cells and cells[0] else "none"
+    first = _first_cells(cells)
+    if column not in first:
+        names = ", ".join(map(repr, first)) or "none"
         raise UserError(f"{path} has no column {column!r} beside its text; it has {names}")
     return [on_one_line(cell_text(row.get(column))) for row in cells]
 

@@ -140,3 +140,62 @@ def test_other_formats_are_refused_by_name(tmp_path, suffix):
     if suffix not in ("tmx", "csv", "json"):
         for names in ([path, text], [text, path]):
             assert f"x.{suffix}" in error_of(load_pairs, names)
+
+
+# Blank lines
+
+NUMBERED = Columns("1", "2")
+PATTERN = Columns(line_pattern="(?P<source>.*) = (?P<target>.*)")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "expected"),
+    [
+        ("x.tsv", "\none\teins\n\n\ntwo\tzwei\n\n", NUMBERED, ["", "one", "", "", "two", ""]),
+        ("x.txt", "one\teins\n\ntwo\tzwei\r\n\r\n", NUMBERED, ["one", "", "two", ""]),
+        ("x.csv", '"one",eins\n\ntwo,zwei\n', NUMBERED, ["one", "", "two"]),
+        ("x.txt", "\none = eins\n\ntwo = zwei\n", PATTERN, ["", "one", "", "two"]),
+        ("x.tsv", "\nsource\ttarget\n\none\teins\n\ntwo\tzwei\n", None, ["", "one", "", "two"]),
+        ("x.csv", "source,target\none,eins\n\ntwo,zwei\n", None, ["one", "", "two"]),
+        (
+            "x.jsonl",
+            '\n{"source": "one", "target": "eins"}\n \n{"source": "two", "target": "zwei"}\n',
+            None,
+            ["", "one", "", "two"],
+        ),
+        (
+            "x.json",
+            '\n[{"source": "one", "target": "eins"},\n\n{"source": "two", "target": "zwei"}]\n',
+            None,
+            ["one", "two"],
+        ),
+    ],
+)
+def test_blank_line_stays_empty_and_is_no_pair(tmp_path, name, text, columns, expected):
+    path = tmp_path / name
+    path.write_text(text)
+    assert list(read_sentences(path, columns=columns)) == expected
+    targets = [{"one": "eins", "two": "zwei", "": ""}[text] for text in expected]
+    assert list(read_sentences(path, "target", columns)) == targets
+    fields = (
+        {}
+        if columns is None
+        else {name: value for name, value in vars(columns).items() if value is not None}
+    )
+    pairs, report = load_pairs(path, **fields)
+    assert pairs["source"][:] == ["one", "two"] and report.seen == 2
+
+
+def test_blank_line_has_the_languages_of_no_row(tmp_path):
+    path = tmp_path / "x.jsonl"
+    row = '{"source": "one", "target": "eins", "source_lang": "en", "target_lang": "de"}'
+    path.write_text(f"\n{row}\n\n")
+    texts, codes = read_directed_sentences(path)
+    assert list(zip(texts, codes["source_lang"], codes["target_lang"], strict=True)) == [
+        ("", None, None),
+        ("one", "en", "de"),
+        ("", None, None),
+    ]
+    cells = [{}, {"kind": "a", "target_lang": "de"}, {}]
+    assert codes_in(cells) == {"target_lang": [None, "de", None]}
+    assert labels_in(cells, "kind", path) == ["", "a", ""]
