@@ -9,6 +9,9 @@ A recipe is a YAML file of fields. Each field is also a flag, and flags win. The
 lists every field with its default.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from .parsing import parse_run, unparsed
 
 # Importing the definitions of the fields takes seconds.
@@ -91,9 +94,14 @@ def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.training.run.run import run_training
     from hf_vanilla_transformer.training.run.seeds import run_seeds
 
-    def run(flags: list[str]) -> None:
+    def run(flags: list[str], check_facts: Callable[[dict[str, Any]], None] | None = None) -> None:
         parsed, importers = parse_run([*arguments, *flags])
-        run_training(*parsed, pair_warnings=sample_warnings, importers=importers)
+        run_training(
+            *parsed,
+            pair_warnings=sample_warnings,
+            importers=importers,
+            check_facts=check_facts,
+        )
 
     parsed, _ = parse_run(arguments)
     if parsed[-1].seeds:

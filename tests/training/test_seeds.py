@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -12,6 +13,7 @@ from hf_vanilla_transformer.training.run import run
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.training.run.seeds import run_seeds, scores_of_seeds
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import SAVING, TINY_RUN, as_flags, error_of, write_pairs
 
 PAIRS = [
@@ -45,6 +47,15 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+CODE = """
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+def rewrite(source, target, dice):
+    return source, target
+
+class Model(VanillaTransformerForConditionalGeneration):
+    pass
+"""
 CARD = "# Run\n\n## Limits\n\nIt is small.\n\n## Licence\n"
 
 
@@ -59,21 +70,26 @@ def write_results(folder, seed):
 class Runs:
     """Runs of three seeds that only write their results and cards."""
 
+    facts = {"test data": "2 pairs", "code of rewrite": None, "precision": "float32"}
+
     def __init__(self, folder, *flags):
         seeds = ["--seeds", "1", "2", "3", "--train", "é.tsv", "--metrics", "mine:f"]
         self.parsed = parse_recipe(["--output_dir", str(folder), *seeds, *flags])
         self.table = folder / "seeds.json"
         self.cards = [folder / f"seed-{seed}" / "README.md" for seed in (1, 2, 3)]
         self.had_scores = {}
+        self.flags = {}
 
     def make(self):
         self.had_scores.clear()
         run_seeds(self.parsed, self.run)
 
-    def run(self, flags):
+    def run(self, flags, check_facts):
+        check_facts(self.facts)
         values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
         assert (values["seeds"], values["resume_from_checkpoint"]) == ("null", "auto")
         seed = int(values["seed"])
+        self.flags[seed] = flags
         self.had_scores[seed] = "scores" in read(self.table)
         write_results(Path(values["output_dir"]), seed)
 
@@ -92,7 +108,8 @@ def test_table_of_seeds_is_stored_and_added_to_cards(tmp_path, capsys):
         assert text.startswith(f"{before}## Seeds\n")
         assert text.endswith(f" |\n\n## Limits{after}")
     text = runs.table.read_text()
-    assert text.startswith('{\n  "fields": {\n    "metrics"')
+    assert read(runs.table)["facts"] == runs.facts
+    assert '\n  "fields": {\n    "metrics"' in text
     assert "é.tsv" in text
     assert re.search(r'"deviation": 1.0,\s+"mean": 52', text)
     assert "by_pairs" not in text
@@ -116,6 +133,65 @@ def test_seeds_have_the_same_fields(tmp_path):
         folder = ["--output_dir", str(tmp_path / "run"), "--seeds", "1", "2"]
         other.parsed = parse_recipe([*flags, *folder, "--train", "é.tsv", "--metrics", "mine:f"])
         assert error_of(other.make).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", Runs.facts)
+def test_seeds_have_the_same_facts(tmp_path, name):
+    runs = Runs(tmp_path / "run")
+    runs.make()
+    runs.cards[2].unlink()
+    runs.facts = Runs.facts | {name: "another"}
+    assert error_of(runs.make) == (
+        f"{name}: another, but the runs in {tmp_path / 'run'} have {Runs.facts[name]}: name a new output_dir, "
+        "or restore what they had"
+    )
+    for card in runs.cards[:2]:
+        card.unlink()
+    runs.make()  # none is complete
+    assert read(runs.table)["facts"] == runs.facts
+
+
+@pytest.mark.parametrize(("precision", "bf16"), [("float32", "false"), ("bf16", "true")])
+def test_seeds_have_the_precision_that_the_first_has_measured(tmp_path, precision, bf16):
+    runs = Runs(tmp_path / "run", "--auto_bf16", "true")
+    runs.facts = Runs.facts | {"precision": precision}
+    runs.make()
+    first, *others = runs.flags.values()
+    assert not any("bf16" in flag for flag in first)
+    for flags in others:
+        assert {"--auto_bf16=false", f"--bf16={bf16}"} < set(flags)
+
+
+def test_facts_of_seeds_are_those_of_content_and_code(tmp_path, monkeypatch):
+    def facts(seed):
+        def stop(facts):
+            found.append(facts)
+            raise UserError("enough")
+
+        found = []
+        fields = TINY_RUN | files | {"seed": seed, "output_dir": tmp_path / "run"}
+        fields |= {"rewrite": "seeds_code:rewrite", "model_class": "seeds_code:Model"}
+        sys.modules.pop("seeds_code", None)
+        parsed = parse_recipe(as_flags(fields))
+        assert error_of(run_training, *parsed, check_facts=stop) == "enough"
+        return found[0]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "seeds_code.py"
+    code.write_text(CODE)
+    files = write_pairs(tmp_path / "data", PAIRS, "train", "validation", "test")
+    first = facts(seed=1)
+    write_pairs(tmp_path / "data", PAIRS[::-1], *files)
+    code.write_text(f"{CODE}# changed\n")
+    second = facts(seed=2)
+    assert first.keys() == second.keys()
+    assert {name for name in first if first[name] != second[name]} == {
+        "training data",
+        "validation data",
+        "test data",
+        "code of rewrite",
+        "code of model_class",
+    }
 
 
 def test_other_ranks_write_no_table(tmp_path, monkeypatch):
@@ -166,7 +242,9 @@ def test_killed_seeds_end_in_the_same_table(train, tmp_path):
     shutil.copytree(whole / "seed-1", killed / "seed-1")
     shutil.copytree(whole / "seed-2" / "checkpoint-1", killed / "seed-2" / "checkpoint-1")
     stored = read(whole / "seeds.json")
-    (killed / "seeds.json").write_text(json.dumps({"fields": stored["fields"]}))
+    (killed / "seeds.json").write_text(
+        json.dumps({name: stored[name] for name in ("facts", "fields")})
+    )
     kept = weights.stat()
     status, resumed, errors = train(killed)
     assert status == 0, errors

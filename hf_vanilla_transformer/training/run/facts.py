@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...text.tokenizer_files import tokenizer_digest
-from ..state.fingerprint import TOKENIZER, Facts, content_of, source_digest
+from ..state.fingerprint import TOKENIZER, UPDATES, Facts, content_of, source_digest
 from .arguments import RunArguments
 from .run_state import Run
 
@@ -28,6 +28,7 @@ SCORED = ("test", "base_test")
 _OTHER = ("source_lang", "target_lang")
 # Those that may name functions of the user.
 _CODE = ("rewrite", "source_form", "normalize", "metrics")
+PRECISION = "precision"
 
 
 def model_facts(args: RunArguments, base: Path | None) -> Facts:
@@ -74,6 +75,23 @@ def other_facts(run: Run) -> Facts:
     for name in _CODE:
         facts[f"code of {name}"] = names_digest(getattr(run.data_args, name))
     return facts | _score_facts(run)
+
+
+def facts_of_seeds(run: Run) -> Facts:
+    """The facts that runs with several seeds share, so that the seed alone decides between their scores."""
+    args = run.args
+    # The minutes of a run decide how many updates it has.
+    facts = {name: value for name, value in run.facts.items() if name != UPDATES}
+    if run.data_args.data or run.data_args.tokenizer_name:  # others depend on the seed
+        facts["tokenizer"] = tokenizer_digest(run.tokenizers)
+    return {
+        **facts,
+        **data_facts(run),
+        **other_facts(run),
+        "code of model_class": names_digest(args.model_class),
+        "teacher": content_of(*args.teacher) if args.teacher else None,
+        PRECISION: "bf16" if args.bf16 else "fp16" if args.fp16 else "float32",
+    }
 
 
 def names_digest(names: str | list[str] | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import copy
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from ..state.distributed import (
     print_main,
     silence_other_ranks,
 )
-from ..state.fingerprint import REMEDY
+from ..state.fingerprint import REMEDY, Facts
 from ..trainer.evaluation_budget import EvaluationBudget
 from ..trainer.trainer import VanillaTransformerTrainer
 from . import finishing
@@ -55,7 +56,7 @@ from .arguments import (
     score_options,
     set_decoding,
 )
-from .facts import data_facts, fixed_facts, other_facts
+from .facts import data_facts, facts_of_seeds, fixed_facts, other_facts
 from .fine_tuning import (
     NO_IMPORTERS,
     Importers,
@@ -79,6 +80,7 @@ def run_training(
     args: RunArguments,
     pair_warnings: PairWarnings | None = None,
     importers: Importers = NO_IMPORTERS,
+    check_facts: Callable[[Facts], None] | None = None,
 ) -> dict[str, object]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
@@ -86,6 +88,7 @@ def run_training(
         model_args, data_args, args: from a recipe and flags (`parse_recipe`).
         pair_warnings: returns warnings about the training pairs (`load_corpus`).
         importers: convert models of other classes that fine-tuning starts from (`load_base_model`).
+        check_facts: gets the `facts_of_seeds` before training, and may refuse them.
 
     Returns:
         The results, as in `all_results.json`.
@@ -115,6 +118,8 @@ def run_training(
             _record_length(run)
             _fit_search(run)
             trainer, stop = make_trainer(run, signals)
+            if check_facts is not None:
+                check_facts(facts_of_seeds(run))
             show_progress(trainer, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, object] = {}
         if args.model_name_or_path is not None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,7 +16,9 @@ from ...utils.markdown import markdown_table
 from ...utils.untrusted import read_json_object
 from ..state.checkpoints import report_failed_save
 from ..state.distributed import is_main_rank, print_main
+from ..state.fingerprint import Facts, differences
 from .arguments import ParsedArguments, RunArguments, chosen_values
+from .facts import PRECISION
 
 SEEDS = "seeds.json"
 _RESULTS = "all_results.json"
@@ -24,7 +27,9 @@ _CARD = "README.md"
 _FREE = {"seed", "seeds", "output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
 
 
-def run_seeds(parsed: ParsedArguments, run: Callable[[list[str]], object]) -> None:
+def run_seeds(
+    parsed: ParsedArguments, run: Callable[[list[str], Callable[[Facts], None]], object]
+) -> None:
     """Make a run for each of `seeds`, one after the other, and the table of their scores.
 
     A complete run is not made again, and one that was interrupted goes on. The table is printed, stored in the folder
@@ -32,15 +37,17 @@ def run_seeds(parsed: ParsedArguments, run: Callable[[list[str]], object]) -> No
 
     Args:
         parsed: the arguments of the command.
-        run: makes the run with these flags after those of the command.
+        run: makes the run with these flags after those of the command. It calls the function with the
+            `facts_of_seeds` before it trains.
 
     Raises:
-        UserError: fewer than two seeds or equal ones, `push_to_hub`, or a folder with runs of other fields.
+        UserError: fewer than two seeds or equal ones, `push_to_hub`, or a folder with runs of other fields, data or
+            code.
     """
     args = parsed[-1]
     folder = Path(args.output_dir)
     seeds = _checked_seeds(args)
-    fields = json.loads(json.dumps(_fields(parsed), default=str))
+    fields = _as_json(_fields(parsed))
     _require_same_fields(folder / SEEDS, fields)
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, its_folder in folders.items():
@@ -52,11 +59,13 @@ def run_seeds(parsed: ParsedArguments, run: Callable[[list[str]], object]) -> No
         print_main(f"seed {seed}: {its_folder}")
         own = {"seeds": "null", "seed": seed, "output_dir": its_folder}
         flags = [f"--{name}={value}" for name, value in own.items()]
-        run([*flags, "--resume_from_checkpoint=auto"])
+        if args.auto_bf16:
+            flags += _precision_of_first(folder)
+        run([*flags, "--resume_from_checkpoint=auto"], partial(_check_facts, folder))
     if is_main_rank():
         results = {seed: read_json_object(each / _RESULTS) for seed, each in folders.items()}
         scores = scores_of_seeds(results, parsed[1].metrics or ())
-        _write(folder / SEEDS, {"fields": fields, "scores": scores})
+        _write(folder / SEEDS, {"fields": fields} | _read(folder) | {"scores": scores})
         table = markdown_table(*_table(scores))
         print_main(table)
         for each in folders.values():
@@ -114,14 +123,50 @@ def _require_same_fields(file: Path, fields: dict[str, Any]) -> None:
     """Refuse a folder whose runs have other fields: their scores would be averaged with those of this run."""
     if not file.is_file():
         return
-    old = read_json_object(file).get("fields")
-    old = old if isinstance(old, dict) else {}
+    old = _read(file.parent).get("fields", {})
     for name in sorted(old.keys() | fields.keys()):
         if old.get(name) != fields.get(name):
             raise UserError(
                 f"{name}: {fields.get(name)}, but the runs in {file.parent} have {old.get(name)}: "
                 "name a new output_dir, or give the same fields"
             )
+
+
+def _check_facts(folder: Path, facts: Facts) -> None:
+    """Refuse a run whose data or code is not that of the complete runs. The first run records its own."""
+    facts = _as_json(facts)
+    if _has_complete_run(folder):
+        for name, was, becomes in differences(_read(folder).get("facts", {}), facts):
+            raise UserError(
+                f"{name}: {becomes}, but the runs in {folder} have {was}: name a new output_dir, or "
+                "restore what they had"
+            )
+    elif is_main_rank():
+        _write(folder / SEEDS, _read(folder) | {"facts": facts})
+
+
+def _precision_of_first(folder: Path) -> list[str]:
+    """Flags for the precision that the first run has measured. Another measurement may differ by chance."""
+    precision = _read(folder).get("facts", {}).get(PRECISION)
+    if precision is None or not _has_complete_run(folder):
+        return []
+    return ["--auto_bf16=false", f"--bf16={str(precision == 'bf16').lower()}"]
+
+
+def _has_complete_run(folder: Path) -> bool:
+    return any(folder.glob(f"seed-*/{_CARD}"))
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The objects in `seeds.json`, which may be missing."""
+    stored = read_json_object(folder / SEEDS) if (folder / SEEDS).is_file() else {}
+    return {name: value for name, value in stored.items() if isinstance(value, dict)}
+
+
+def _as_json(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values as they are after writing and reading."""
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
 
 
 def _table(scores: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

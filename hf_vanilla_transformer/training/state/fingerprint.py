@@ -273,17 +273,17 @@ def compare(checkpoint: Path, saved: RunState, now: RunState, new_epoch: bool) -
 
 def require_same(checkpoint: Path, saved: Facts, now: Facts, remedy: str) -> None:
     """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
-    for name, was, becomes in _differences(saved, now):
+    for name, was, becomes in differences(saved, now):
         raise UserError(f"{name}: {becomes}, but {checkpoint} was trained with {was}: {remedy}")
 
 
 def print_changes(kind: str, saved: Facts, now: Facts) -> None:
     """Print each value that differs from the checkpoint's. Only names in both are compared."""
-    for name, was, becomes in _differences(saved, now):
+    for name, was, becomes in differences(saved, now):
         print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
 
 
-def _differences(saved: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
+def differences(saved: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
     """Yield the name of each value that differs, and both values for a message."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
