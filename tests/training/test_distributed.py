@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace as Fake
 from typing import Any
@@ -20,6 +22,7 @@ from hf_vanilla_transformer.training.state.distributed import (
     StopSignals,
     broadcast_from_main,
     check_equal_versions,
+    end_workers,
     errors_on_main_rank_only,
     has_other_ranks,
     is_main_rank,
@@ -192,6 +195,40 @@ def test_workers_leave_signals_to_the_main_process(
     bare = leave_signals_to_main_process(DataLoader([1], num_workers=workers))
     if workers:
         bare.worker_init_fn(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starting a worker takes seconds")
+def test_persistent_workers_end_after_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(distributed, "atexit", Fake(register=at_exit.append, unregister=print))
+    loader = DataLoader([1, 2], num_workers=1, persistent_workers=True)
+    leave_signals_to_main_process(loader)
+    assert at_exit == [end_workers]
+    end_workers()  # of a loader that was never read
+    for _ in range(2):
+        assert [int(each) for each in loader] == [1, 2]
+        workers = loader._iterator._workers
+        assert all(each.is_alive() for each in workers)
+        end_workers()
+        assert [each.exitcode for each in workers] == [0]
+
+
+@pytest.mark.slow
+def test_a_program_with_persistent_workers_ends() -> None:
+    """Python sends SIGTERM to the workers that are left, and waits for them."""
+    program = """
+from torch.utils.data import DataLoader
+from hf_vanilla_transformer.training.state.distributed import leave_signals_to_main_process
+loader = leave_signals_to_main_process(DataLoader([1, 2], num_workers=1, persistent_workers=True))
+print(list(loader), flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert process.communicate(timeout=distributed._WORKER_SECONDS / 2) == ("", "")
+    assert process.returncode == 0
 
 
 class Clock:

@@ -32,6 +32,7 @@ from ..state.checkpoints import find_checkpoint, one_run_at_a_time, report_faile
 from ..state.distributed import (
     StopSignals,
     check_equal_versions,
+    end_workers,
     errors_on_main_rank_only,
     print_main,
     silence_other_ranks,
@@ -397,6 +398,7 @@ def train(
         pass
     finally:
         stop.on_train_end()  # `Trainer` omits it after an error
+        end_workers()
     seconds = stop.seconds()
     step = trainer.state.global_step
     stop.signals.agree(trainer.args.device)

@@ -3,6 +3,7 @@
 transformers' `enable_jit_checkpoint` notes SIGTERM only, on each rank by itself, and does not stop an evaluation.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from datetime import timedelta
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -284,6 +286,8 @@ SignalHandler: TypeAlias = Callable[[int, FrameType | None], object] | int | Non
 _LAUNCHER_REPEATS_FOR = 3.0  # seconds
 # How long a worker of a DataLoader goes on after SIGTERM, so that the main process can finish and save.
 _WORKER_SECONDS = 60
+# Loaders whose workers stay after an epoch.
+_PERSISTENT: WeakSet[DataLoader] = WeakSet()
 
 
 class StopSignals:
@@ -381,7 +385,20 @@ def leave_signals_to_main_process(loader: DataLoader) -> DataLoader:
     plain = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
     if plain.num_workers:
         plain.worker_init_fn = partial(_init_worker, plain.worker_init_fn)
+    if plain.persistent_workers:
+        _PERSISTENT.add(plain)
+        atexit.unregister(end_workers)
+        atexit.register(end_workers)  # before what Python does, which sends SIGTERM and waits
     return loader
+
+
+def end_workers() -> None:
+    """End the persistent workers of all loaders. A loader that is read again starts others."""
+    for loader in tuple(_PERSISTENT):
+        iterator: Any = loader._iterator
+        loader._iterator = None
+        if iterator is not None:
+            iterator._shutdown_workers()
 
 
 def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
