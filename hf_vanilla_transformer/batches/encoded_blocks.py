@@ -12,7 +12,14 @@ from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
 from ..utils.atomic_write import atomic_file
-from ..utils.dataset_cache import cache_file, in_one_piece, mapped_files, remove_leftovers
+from ..utils.dataset_cache import (
+    cache_file,
+    in_one_piece,
+    mapped_files,
+    open_table,
+    read_cached,
+    remove_leftovers,
+)
 from ..utils.process_pool import in_order
 from ..utils.system_calls import forget_pages
 
@@ -55,7 +62,12 @@ def encode_blocks(
     files = {
         start: cache_file(f"encoded-{key}-{start}.arrow") for start in range(0, len(pairs), BLOCK)
     }
-    missing = [start for start, file in files.items() if not file.is_file()]
+    open_block = {
+        start: partial(_opened, file, rows=min(BLOCK, len(pairs) - start))
+        for start, file in files.items()
+    }
+    blocks = {start: read_cached(files[start], read) for start, read in open_block.items()}
+    missing = [start for start, block in blocks.items() if block is None]
     if missing:
         remove_leftovers()
     done = min(len(pairs), BLOCK * (len(files) - len(missing)))
@@ -77,12 +89,12 @@ def encode_blocks(
                 say(_progress(done + encoded, len(pairs), encoded / (now - began)))
     if shard is not None:
         raise ShardEncoded
-    return concatenate_datasets([_opened(file) for file in files.values()])
+    return concatenate_datasets([blocks[start] or read() for start, read in open_block.items()])
 
 
-def _opened(file: Path) -> Dataset:
+def _opened(file: Path, rows: int) -> Dataset:
     """The pairs of a block. Opening a file reads a little of each of its parts, and the system maps more around it."""
-    block = Dataset.from_file(str(file))
+    block = open_table(file, rows)
     forget_pages(mapped_files(block))
     return block
 

@@ -14,7 +14,7 @@ from ..text.language_codes import CodePair
 from ..text.language_tokens import Direction
 from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
-from ..utils.dataset_cache import batches_of, selected
+from ..utils.dataset_cache import batches_of, map_batches, selected
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .columns import Columns
@@ -141,7 +141,8 @@ def load_corpus(
     train = corpus.pairs["train"]
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
-            corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
+            pairs = corpus.pairs[split]
+            corpus.pairs[split] = map_batches(pairs, both_directions, 2 * len(pairs))
     for warning in _overlaps(corpus, text_key(task)):
         say(warning)
     if task == "language" and pair_warnings is not None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, Value
 
 from ..utils.atomic_write import atomic_file
-from ..utils.dataset_cache import cache_file, remove_leftovers
+from ..utils.dataset_cache import cache_file, open_table, read_cached, remove_leftovers
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from .columns import Columns, RawRow, read_sides, select_columns
@@ -294,17 +294,24 @@ def load_table(source: Source, report: PairReport) -> Dataset:
     """The valid pairs of an input, memory-mapped from the cache, after writing them there if this content is new."""
     path = cache_file(f"{source.identity()}.arrow")
     saved_report = path.with_suffix(".json")
-    # the report is written last: if it exists, the table is complete
-    if not saved_report.is_file():
+
+    def read() -> Dataset:
+        saved = PairReport(**json.loads(saved_report.read_text(encoding="utf-8")))
+        table = open_table(path, saved.kept)
+        report.restore(saved)
+        return table
+
+    table = read_cached(path, read)
+    if table is None:
         remove_leftovers()
         with atomic_file(path) as temporary:
             _write_table(_valid_pairs(source, report), str(temporary))
         _check_encoding(report)
+        # the report is written last: if it exists, the table is complete
         with atomic_file(saved_report) as temporary:
             temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    else:
-        report.restore(PairReport(**json.loads(saved_report.read_text(encoding="utf-8"))))
-    return Dataset.from_file(str(path))
+        table = open_table(path, report.kept)
+    return table
 
 
 def _write_table(pairs: Iterator[tuple[int, str, str]], path: str) -> None:

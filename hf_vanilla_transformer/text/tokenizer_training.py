@@ -29,7 +29,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..utils.atomic_write import atomic_file
-from ..utils.dataset_cache import cache_file, remove_leftovers
+from ..utils.dataset_cache import cache_file, read_cached, remove_leftovers
 from ..utils.errors import UserError, check_at_least_one, naming_extras
 from ..utils.untrusted import one_line
 from .token_kinds import describe_tokenizer
@@ -171,8 +171,10 @@ def _trained_backend(
     file = cache_file(
         f"{hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()}.tokenizer.json"
     )
-    if content is not None and file.is_file():
-        return Tokenizer.from_file(str(file))
+    if content is not None:
+        known = read_cached(file, lambda: Tokenizer.from_str(file.read_text(encoding="utf-8")))
+        if known is not None:
+            return known
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,

@@ -1,18 +1,24 @@
 """Files in the cache of `datasets` that this package makes, and tables of its data sets."""
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import datasets
 import numpy as np
 import pyarrow as pa
 
+from .atomic_write import full_disk_reason
 from .system_calls import forget_pages
+from .untrusted import one_line
+
+_LOGGER = logging.getLogger(__name__)
+Value = TypeVar("Value")
 
 ROWS_PER_READ = 50_000
 _MAPPED_ROWS = 200_000  # some 50 MB
@@ -26,6 +32,54 @@ def cache_file(name: str) -> Path:
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def read_cached(name: object, read: Callable[[], Value]) -> Value | None:
+    """What `read` finds in the cache, or None if it is missing or damaged: then it must be made again.
+
+    A warning names what is damaged. Caches are cleaned by hand, copied in part, and cut off by a full disk.
+    """
+    try:
+        return read()
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # tokenizers raises no class of its own
+        if full_disk_reason(error):
+            raise
+        _LOGGER.warning("%s is damaged, and made again: %s", name, one_line(error))
+        return None
+
+
+def open_table(path: Path, rows: int) -> datasets.Dataset:
+    """Map a table of this number of rows. Arrow reads a file that was cut between two of its parts as a shorter one.
+
+    Raises:
+        ValueError: it has another number of rows.
+    """
+    table = datasets.Dataset.from_file(str(path))
+    _require_rows(table, rows)
+    return table
+
+
+def map_batches(
+    dataset: datasets.Dataset, function: Callable[[dict[str, list]], dict[str, list]], rows: int
+) -> datasets.Dataset:
+    """`Dataset.map` of batches, whose result in the cache has this number of rows, or is made again."""
+
+    def read() -> datasets.Dataset:
+        mapped = dataset.map(function, batched=True)
+        _require_rows(mapped, rows)
+        return mapped
+
+    mapped = read_cached(f"the result of {function.__name__} in {cache_file('')}", read)
+    if mapped is None:
+        mapped = dataset.map(function, batched=True, load_from_cache_file=False)
+    return mapped
+
+
+def _require_rows(table: datasets.Dataset, rows: int) -> None:
+    if len(table) != rows:
+        raise ValueError(f"{len(table):,} of {rows:,} rows")
 
 
 def remove_leftovers() -> None:

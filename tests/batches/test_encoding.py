@@ -12,6 +12,7 @@ from hf_vanilla_transformer.batches import encode_pairs, encoded_blocks, encodin
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
+from tests.damaged_files import DAMAGES_OF_TABLES
 from tests.model_helpers import error_of
 
 SOURCES = [
@@ -207,11 +208,13 @@ def test_blocks_of_several_workers_are_those_of_one(tmp_path, tokenizer, monkeyp
         contents.append({file.name: file.read_bytes() for file in files})
     assert contents[0] == contents[1]
     lost = files.pop(1)
-    lost.unlink()
     times = [file.stat().st_mtime_ns for file in files]
-    encode_pairs(rows, tokenizer, drop_too_long=True)
-    assert [file.stat().st_mtime_ns for file in files] == times
-    assert lost.read_bytes() == contents[0][lost.name]
+    for damage in DAMAGES_OF_TABLES.values():
+        damage(lost)
+        data, _ = encode_pairs(rows, tokenizer, drop_too_long=True)
+        assert data["line"][:] == list(range(1, 14))
+        assert [file.stat().st_mtime_ns for file in files] == times
+        assert lost.read_bytes() == contents[0][lost.name]
 
 
 def test_progress_is_told_without_bars_from_the_pairs_that_are_encoded_already(

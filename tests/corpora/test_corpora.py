@@ -4,13 +4,18 @@ import csv
 import gzip
 import json
 import os
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_vanilla_transformer.corpora import load_pairs
+from hf_vanilla_transformer.corpora.corpus import load_corpus
+from hf_vanilla_transformer.corpora.data_arguments import DataArguments
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.damaged_files import DAMAGES, DAMAGES_OF_TABLES
 
 # the second contains line separators of other readers; the third and fourth, the missing values of CSV readers
 PAIRS = [
@@ -104,6 +109,44 @@ def test_fingerprint_depends_on_the_text_and_its_order(tmp_path):
     for order in ([0, 1, 2], [1, 0, 2], [0, 2], [1, 2]):
         fingerprints.add(load_pairs(parallel(tmp_path, [moved[i] for i in order]))[1].fingerprint)
     assert len(fingerprints) == 4
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [(".json", each) for each in DAMAGES] + [(".arrow", each) for each in DAMAGES_OF_TABLES],
+)
+def test_damaged_table_in_the_cache_is_made_again(
+    suffix, damage, tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    files = parallel(tmp_path)
+    first, report = load_pairs(files)
+    table = Path(first.cache_files[0]["filename"])
+    content = table.read_bytes()
+    rows = first[:]
+    del first
+    DAMAGES_OF_TABLES[damage](table.with_suffix(suffix))
+    again, report_again = load_pairs(files)
+    assert (again[:], report_again) == (rows, report)
+    assert table.read_bytes() == content
+    assert caplog.messages[1:] == []
+    assert [f"{table} is damaged" in each for each in caplog.messages] == [True] * (
+        damage != "missing"
+    )
+    load_pairs(files)
+    assert caplog.messages[1:] == []
+
+
+def test_damaged_text_in_both_directions_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    files = parallel(tmp_path)
+    arguments = DataArguments(train=list(map(str, files)), bidirectional=True)
+    rows = load_corpus(arguments, 0, None, print).pairs["train"][:]
+    assert rows["source"] == [*map(itemgetter(0), PAIRS), *map(itemgetter(1), PAIRS)]
+    [doubled] = tmp_path.rglob("cache-*.arrow")
+    for damage in DAMAGES_OF_TABLES.values():
+        damage(doubled)
+        assert load_corpus(arguments, 0, None, print).pairs["train"][:] == rows
 
 
 def test_table_is_memory_mapped_and_reused_until_the_file_changes(tmp_path):

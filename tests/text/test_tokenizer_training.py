@@ -20,6 +20,7 @@ from hf_vanilla_transformer.text.tokenizer_training import (
     trained_sentencepiece,
 )
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.damaged_files import DAMAGES
 from tests.model_helpers import error_of
 
 CORPUS = [
@@ -206,6 +207,17 @@ def test_cached_tokenizer_does_not_read_the_texts(
         with pytest.raises(AssertionError, match="were read"):
             train_tokenizer(unread(), **{"vocab_size": 300, "content": "these", **others})
     assert [path.name.endswith(".tokenizer.json") for path in tmp_path.rglob("*.*")] == [True]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_tokenizer_in_the_cache_is_learned_again(damage, monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    learned = train_tokenizer(CORPUS, 300, content="these").backend_tokenizer.to_str()
+    [file] = tmp_path.rglob("*.tokenizer.json")
+    content = file.read_bytes()
+    DAMAGES[damage](file)
+    assert train_tokenizer(CORPUS, 300, content="these").backend_tokenizer.to_str() == learned
+    assert file.read_bytes() == content
 
 
 def test_words_of_a_thousand_characters_are_learned():
