@@ -1,5 +1,6 @@
 """The steps of a run, called with small objects: checks before the training, the trainer, and the results."""
 
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,26 +33,39 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("patience", "evaluates", "last", "saves", "message"),
+    ("patience", "evaluates", "last", "saves", "limit", "best", "message"),
     [
-        (None, "no", 0, "no", ""),
-        (None, "no", 1, "no", ""),
-        (2, "steps", 2, "epoch", ""),
-        (0, "no", 0, "steps", "early_stopping_patience needs"),
-        (None, "no", 2, "no", "average_last=2 needs checkpoints"),
+        (None, "no", 0, "no", None, False, ""),
+        (None, "no", 1, "no", None, False, ""),
+        (2, "steps", 2, "epoch", None, False, ""),
+        (None, "no", 0, "steps", 1, True, ""),
+        (None, "no", 1, "steps", 1, True, ""),
+        (None, "no", 3, "steps", 3, True, ""),
+        (None, "no", 3, "steps", 2, False, "save_total_limit=2 .* average_last=3: set it to 3,"),
+        (None, "no", 2, "steps", 1, True, "save_total_limit=1 .* average_last=2: set it to 3,"),
+        (0, "no", 0, "steps", None, False, "early_stopping_patience needs"),
+        (None, "no", 2, "no", None, False, "average_last=2 needs checkpoints"),
     ],
 )
 def test_arguments_that_would_fail_in_training_are_refused(
-    patience: int | None, evaluates: str, last: int, saves: str, message: str
+    patience: int | None,
+    evaluates: str,
+    last: int,
+    saves: str,
+    limit: int | None,
+    best: bool,
+    message: str,
 ) -> None:
     args = SimpleNamespace(
         early_stopping_patience=patience,
         eval_strategy=evaluates,
         average_last=last,
         save_strategy=saves,
+        save_total_limit=limit,
+        load_best_model_at_end=best,
     )
     if message:
-        assert error_of(run.check_arguments, args).startswith(message)
+        assert re.match(message, error_of(run.check_arguments, args))
     else:
         run.check_arguments(args)
 
@@ -255,6 +269,7 @@ def made(patch: Any, tmp_path: Path) -> Any:
             "early_stopping_patience": None,
             "average_last": 0,
             "save_strategy": "steps",
+            "save_total_limit": None,
             "plans": False,
         }
         of_run = SimpleNamespace(

@@ -31,7 +31,7 @@ from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGene
 from ...text import save_tokenizers
 from ...text.token_kinds import tokenizer_task
 from ...utils.errors import DiskFull, Interrupted, UserError
-from ...utils.system_info import describe_hardware, versions
+from ...utils.system_info import counted, describe_hardware, versions
 from ..state.callbacks import StopWithCheckpoint
 from ..state.checkpoints import (
     STAGING_FOLDER,
@@ -207,7 +207,7 @@ def _averages(
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     if len(checkpoints) < args.average_last > 1:
         print_main(
-            f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints"
+            f"warning: average_last={args.average_last}: the run has {counted(len(checkpoints), 'checkpoint')}"
         )
     if len(checkpoints) > 1:
         averages["averaged"] = averaged_weights(checkpoints, run)

@@ -309,6 +309,14 @@ def check_arguments(args: RunArguments) -> None:
         raise UserError(
             f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch"
         )
+    limit = args.save_total_limit
+    if limit is not None and limit < args.average_last > 1:
+        # The best one counts, too.
+        enough = args.average_last + bool(args.load_best_model_at_end)
+        raise UserError(
+            f"save_total_limit={limit} keeps too few checkpoints for average_last={args.average_last}: set it to "
+            f"{enough}, or lower average_last"
+        )
 
 
 def make_trainer(
