@@ -148,6 +148,7 @@ ARGUMENTS_OF_TRAINER = (
     "compute_loss_func",
     "compute_metrics",
     "eval_dataset",
+    "preprocess_logits_for_metrics",
     "processing_class",
     "target_tokenizer",
 )

@@ -461,6 +461,48 @@ def test_evaluation_computes_logits_for_code_of_the_caller(tmp_path, own):
     assert made.evaluate(PAIRS)["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def tokens_of_targets(logits, labels):
+    return logits[0].argmax(-1)[labels != -100]
+
+
+def right_and_all(logits, labels):
+    tokens = labels != -100
+    return torch.stack([(logits[0].argmax(-1) == labels)[tokens].sum(), tokens.sum()])
+
+
+# Six pairs in batches of five
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        (
+            {"predict_with_generate": True},
+            {"num_return_sequences": 3, "num_beams": 3, "max_length": 4},
+        ),
+        ({"preprocess_logits_for_metrics": tokens_of_targets}, {}),
+        ({"preprocess_logits_for_metrics": right_and_all}, {}),
+    ],
+)
+def test_evaluation_keeps_all_that_is_computed_for_a_batch(tmp_path, settings, asked):
+    model = tiny_model()
+    actual, expected = (
+        make_trainer(tmp_path, PAIRS, model, kind, per_device_eval_batch_size=5, **settings)
+        .predict(PAIRS, **asked)
+        .predictions
+        for kind in BOTH_TRAINERS
+    )
+    assert actual.tolist() == expected.tolist()
+
+
+def test_evaluation_counts_the_loss_of_each_pair_once(tmp_path):
+    model = tiny_model()
+    losses = []
+    with torch.no_grad():
+        for rows in (PAIRS[:4], PAIRS[4:]):
+            losses += [model(**collate(rows)).loss.item()] * len(rows)
+    made = make_trainer(tmp_path, PAIRS, model, per_device_eval_batch_size=4)
+    assert made.evaluate(PAIRS)["eval_loss"] == pytest.approx(sum(losses) / 6, rel=1e-5)
+
+
 @generating
 def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     """Tokens (B, T), or logits (B, T, V)."""

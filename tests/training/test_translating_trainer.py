@@ -133,16 +133,46 @@ def test_loop_counts_the_sentences_of_its_budget(
     output = Fake(predictions=np.array([[2, 5]]), metrics={})
     monkeypatch.setattr(ResumableTrainer, "evaluation_loop", lambda trainer: output)
     trainer = bare(
-        accelerator=Fake(gather_for_metrics="gather"),
         args=Fake(predict_with_generate=translates),
         budget=Fake(rows=rows),
         ended=1.0,
         _share_that_ends=lambda rows: 0.25,
     )
     assert trainer.evaluation_loop() is output
-    assert trainer.gather_function == "gather"
+    assert trainer.gather_function == trainer._gather
     assert trainer.ended == (0.25 if translates else 1.0)
     assert output.metrics == ({} if rows is None else {"eval_sentences": 2})
+
+
+# The last batches of ten pairs, three to a batch of each process: what is computed for pairs 6 to 9, then 0 and 1
+@pytest.mark.parametrize(
+    ("ranks", "kept"),
+    [
+        ([[9]], [9]),
+        ([[9, 9, 9]], [9, 9, 9]),
+        ([[6, 7, 8], [9, 0, 1]], [6, 7, 8, 9]),
+        ([[6, 6, 7, 7, 8, 8], [9, 9, 0, 0, 1, 1]], [6, 6, 7, 7, 8, 8, 9, 9]),
+        ([[21, 30], [10, 30]], [21, 30, 10, 30]),  # sums over a batch
+    ],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_pairs_that_fill_the_last_batch_are_left_out(
+    ranks: list[list[int]], kept: list[int], is_last: bool
+) -> None:
+    count = len(ranks)
+    gradient_state = Fake(end_of_dataloader=is_last, remainder=10 % (3 * count))
+    everyone = torch.tensor(ranks).flatten()
+    accelerator = Fake(
+        num_processes=count, gradient_state=gradient_state, gather=lambda rows: everyone
+    )
+    trainer = bare(
+        accelerator=accelerator,
+        args=Fake(eval_batch_size=3),
+        _pairs_of_step=3,
+        _gathers_loss=False,
+    )
+    gathered = trainer._gather(torch.tensor(ranks[0]))
+    assert gathered.tolist() == (kept if is_last else everyone.tolist())
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import recursively_apply
 from datasets import Dataset
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import ModelOutput
 
@@ -48,6 +50,9 @@ class TranslatingTrainer(ResumableTrainer):
         self.scores: dict[int, dict[str, float]] = {}
         self.budget: EvaluationBudget | None = None
         self.ended = 1.0
+        # Of a step of an evaluation: the pairs on this rank, and whether its loss is gathered next.
+        self._pairs_of_step: int | None = None
+        self._gathers_loss = False
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> None:
         """Keep the order of the dataset. The base class would group it by length and return permuted predictions."""
@@ -81,14 +86,40 @@ class TranslatingTrainer(ResumableTrainer):
             self.compute_metrics = compute_metrics
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Count once the pairs that accelerate repeats to fill the last batch."""
-        self.gather_function = self.accelerator.gather_for_metrics
+        """Count each pair once, see `_gather`."""
+        self.gather_function = self._gather
         output = super().evaluation_loop(*args, **kwargs)
         if self.args.predict_with_generate and isinstance(output.predictions, np.ndarray):
             self.ended = self._share_that_ends(output.predictions)
         if self.budget is not None and self.budget.rows is not None:
             output.metrics["eval_sentences"] = len(self.budget.rows)
         return output
+
+    def _gather(self, rows: Any) -> Any:
+        """Gather what all ranks have computed for a batch, a tensor or several.
+
+        accelerate repeats pairs to fill the last batch of several processes. Their rows are left out of each tensor
+        with as many rows as pairs, or a multiple. Others, such as tokens or sums of `preprocess_logits_for_metrics`,
+        stay whole. So does everything in one process, which repeats no pair. `Trainer` repeats the loss of a batch as
+        often as a full batch has pairs.
+        """
+        pairs = self._pairs_of_step
+        is_first = self._gathers_loss
+        self._gathers_loss = False
+        if is_first and getattr(rows, "shape", None) == (self.args.eval_batch_size,):
+            rows = rows[:pairs]
+        gathered = self.accelerator.gather(rows)
+        processes = self.accelerator.num_processes
+        state = self.accelerator.gradient_state
+        if processes == 1 or not (state.end_of_dataloader and state.remainder > 0):
+            return gathered
+        filled = processes * (pairs or self.args.eval_batch_size)
+
+        def own(tensor: torch.Tensor) -> torch.Tensor:
+            of_pair, rest = divmod(len(tensor), filled)
+            return tensor if rest else tensor[: of_pair * state.remainder]
+
+        return recursively_apply(own, gathered)
 
     def _share_that_ends(self, predictions: np.ndarray) -> float:
         """The share of translations (N, T) with an end token after the first token, which may be one."""
@@ -109,6 +140,7 @@ class TranslatingTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
+        self._pairs_of_step = find_batch_size(inputs)
         translates = self.args.predict_with_generate and not prediction_loss_only
         if self._drops_logits():
             if prediction_loss_only:
@@ -125,9 +157,11 @@ class TranslatingTrainer(ResumableTrainer):
                 if self.starts_with_language and "labels" in inputs:
                     inputs = self._with_first_token(inputs)
                     model = _WithoutPrefix(model)
-            return super().prediction_step(
+            outputs = super().prediction_step(
                 model, inputs, prediction_loss_only, ignore_keys, **kwargs
             )
+        self._gathers_loss = outputs[0] is not None
+        return outputs
 
     def _drops_logits(self) -> bool:
         """True if no code of the caller's, in the model or in the loss, reads the logits of an evaluation."""
