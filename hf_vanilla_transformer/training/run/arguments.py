@@ -132,16 +132,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.teacher, str):
-            self.teacher = [self.teacher]
         if self.report_to is None:  # type: ignore[has-type]
             self.report_to = "none"  # the base class makes it [None], and then refuses that
         if not torch.accelerator.is_available():
             # Without it the base class refuses bf16, and accelerate forms no group of several processes.
             self.use_cpu = True
             self.dataloader_pin_memory = False
-        check_training_arguments(self)
-        self._check_objectives()
+        self.check()
         if self.max_tokens_per_batch is None:
             if self.tokens_per_update is not None:
                 raise ValueError(
@@ -162,6 +159,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             # Every rank reads a stream of the caller's and takes its share. accelerate's default would let the main
             # rank read for all, and concatenate batches that are padded to different lengths.
             self.accelerator_config.dispatch_batches = False
+
+    def check(self) -> None:
+        """Refuse values that are wrong or do not go together. They may be set after the arguments are made."""
+        if isinstance(self.teacher, str):
+            self.teacher = [self.teacher]
+        check_training_arguments(self)
+        self._check_objectives()
 
     def _check_objectives(self) -> None:
         alphas = {

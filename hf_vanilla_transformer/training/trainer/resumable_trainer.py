@@ -202,8 +202,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
         self._resumed_from = checkpoint
         self._resume_position = {}
-        teachers = getattr(self.args, "teacher", None)
-        self._teachers = content_of(*teachers) if teachers else []
+        self._read_teachers()
         parts = {
             # A trial of a hyperparameter search has no model yet.
             "model_class": None if self.model is None else self._base_model(),
@@ -223,6 +222,10 @@ class ResumableTrainer(Seq2SeqTrainer):
             return
         self._resume_position = saved.position
         self.batches_per_update = saved.position.get("batches_per_update", self.batches_per_update)
+
+    def _read_teachers(self) -> None:
+        teachers = getattr(self.args, "teacher", None)
+        self._teachers = content_of(*teachers) if teachers else []
 
     def _run_state(self) -> RunState:
         """The fingerprint of this run, and its position in the data."""

@@ -53,6 +53,7 @@ from .objectives.consistency import ConsistencyObjective, consistency_objective,
 from .objectives.distillation import Teacher
 from .ownership import foreign_data
 from .trainer_checks import (
+    check_arguments,
     check_collator,
     check_objective,
     check_optimizer_is_made,
@@ -89,7 +90,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         check_collator(self)
-        check_unsharded(self)
         check_optimizer_is_made(self)
         if self.by_tokens:
             check_token_batches(self, self._base_model())
@@ -103,12 +103,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         # Of the update: its number, and for each pass the number of the batch, the batch, and the number of tokens.
         self._passes: list[tuple[int, int, Batch, torch.Tensor | int | None]] = []
         self.forwards = ForwardChoice()  # chosen when training starts
-        self.consistency = self._make_consistency()
-        self.teacher = self._load_teacher()
+        self.consistency: ConsistencyObjective | None = None
+        self.teacher: Teacher | None = None
+        self._student: PreTrainedModel | None = None  # of the teacher
         self.ema: WeightAverage | None = None
-        if decay := getattr(self.args, "ema_decay", 0):
-            self.ema = WeightAverage(decay)
-            self.add_callback(self.ema)
+        self._make_objectives()
 
     @property
     def packing_asked(self) -> bool | None:
@@ -124,6 +123,22 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self.packs and self.args.torch_compile:
             # accelerate would compile the model for every shape of an evaluation, too
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
+
+    def _make_objectives(self) -> None:
+        """Make the objectives and the average of the weights that the arguments ask for now.
+
+        A hyperparameter search and the caller may change them between two runs.
+        """
+        check_arguments(self)
+        check_unsharded(self)
+        self.consistency = self._make_consistency()
+        self.teacher = self._load_teacher()
+        if self.ema is not None:
+            self.pop_callback(self.ema)
+            self.ema = None
+        if decay := getattr(self.args, "ema_decay", 0):
+            self.ema = WeightAverage(decay)
+            self.add_callback(self.ema)
 
     def _make_consistency(self) -> ConsistencyObjective | None:
         """Make the objective with two passes over a batch, if the arguments have one."""
@@ -147,7 +162,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         folders = getattr(self.args, "teacher", None)
         if not folders:
             return None
-        check_objective(self, self._base_model(), f"teacher={' '.join(folders)}")
+        student = self._base_model()
+        check_objective(self, student, f"teacher={' '.join(folders)}")
         changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | RedrawnDataset)
         if self.args.teacher_top and changing:
             raise UserError(
@@ -156,7 +172,13 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             )
         source = self.processing_class
         tokenizers = None if source is None else (source, self.target_tokenizer or source)
-        return Teacher(folders, self.args.teacher_weight, self._base_model(), tokenizers)
+        loaded = self.teacher
+        if loaded is None or loaded.folders != folders or self._student is not student:
+            loaded = Teacher(folders, self.args.teacher_weight, student, tokenizers)
+            self._student = student
+        loaded.weight = self.args.teacher_weight
+        loaded.top = None
+        return loaded
 
     # Data
 
@@ -500,10 +522,13 @@ class VanillaTransformerTrainer(TranslatingTrainer):
 
     # Start, log, save
 
-    def _start_or_resume(self, checkpoint: Path | None) -> None:
-        super()._start_or_resume(checkpoint)
-        if self.ema is not None and checkpoint is not None:
-            self.ema.load(checkpoint)
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train with the objectives of the arguments, which a trial of a search has only now."""
+        self._make_objectives()
+        if kwargs.get("trial") is not None:
+            self._read_teachers()
+        if self.ema is not None and self._resumed_from is not None:
+            self.ema.load(self._resumed_from)
         if self.teacher is not None and self.args.teacher_top:
             start = time.monotonic()
             with self.accelerator.autocast():
@@ -511,6 +536,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             seconds = time.monotonic() - start
             print_main(f"teacher: distributions of the training pairs computed in {seconds:.0f} s")
         self.meter.reset()
+        return super()._inner_training_loop(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add throughput, padding and the loss without label smoothing (`nll_loss`) to the training loss, and a

@@ -12,6 +12,13 @@ from ...utils.errors import UserError
 from .ownership import methods
 
 
+def check_arguments(trainer: Seq2SeqTrainer) -> None:
+    """Refuse what `VanillaTransformerTrainingArguments` refuse, for values that were set later."""
+    check = getattr(trainer.args, "check", None)
+    if check is not None:
+        check()
+
+
 def check_collator(trainer: Seq2SeqTrainer) -> None:
     """Refuse a collator that pads on the left."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None)

@@ -230,6 +230,7 @@ class Teacher:
         student: VanillaTransformerForConditionalGeneration,
         tokenizers: Sequence[PreTrainedTokenizerBase] | None = None,
     ):
+        self.folders = list(folders)
         self.models = [_load_teacher(folder, student, tokenizers) for folder in folders]
         self.weight = weight
         self.top: TopOfCorpus | None = None
