@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from ..corpora.translation_memories import FORMATS
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
+from .charsets import exact_codec, html_encoding, xhtml_encoding, xml_encoding
 from .guard import Reading, Refused, guarded
 from .html_text import translate_html, wrong_end
 from .markdown_text import read_markdown, translate_markdown
@@ -18,17 +19,9 @@ from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
 from .translation_files import translate_tmx, translate_xliff
 
-_ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
-_CHARSET = re.compile(
-    rb"(?:<meta[^<>]+charset|<\?xml[^<>]+encoding)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE
-)
 _PO_CHARSET = re.compile(
     rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE
 )
-#: Encodings that a file with a readable declaration cannot have, and those that browsers read as a larger one.
-_WIDE = re.compile("(?:utf|ucs)-?(?:16|32|2|4)", re.I)
-_LATIN = re.compile("(?:iso-?8859-1|latin-?1|(?:us-)?ascii)$", re.I)
-_DECLARED_IN = 8192  # bytes
 
 
 def translate_document(
@@ -86,42 +79,39 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
         )
 
 
+def _utf_8(data: bytes) -> str:
+    """The encoding of a file that declares none."""
+    return "utf-8"
+
+
 @dataclass(frozen=True)
 class _TextFormat:
-    """A format of text, in the encoding that its `declaration` names, or in UTF-8."""
+    """A format of text."""
 
     translate: Callable[[str, TranslateTexts], str]
     read: Callable[[str], Reading]  #: the second reader, for `guarded`
-    declaration: "re.Pattern[bytes] | None" = None
+    encoding: Callable[[bytes], str] = field(
+        default=_utf_8, compare=False
+    )  #: of a file. XHTML may be named .html
+    has_references: bool = False  #: for characters that the encoding lacks
     fills: bool = False  #: whether translations stand next to their sources
     prepared: Callable[[str], str] = str  #: changes what is no text, before the translation
 
     def translated(self, data: bytes, translate: TranslateTexts) -> bytes:
         """Translate the content of a file."""
-        text, encoding = decode(data, self._declared_encoding(data))
+        text, encoding = decode(data, self.encoding)
         try:
             result = guarded(self.prepared(text), self.translate, translate, self.read, self.fills)
         except Refused as error:
             wrong = wrong_end(text) if self.read is read_html else ""
             raise Refused(f"{error}; {wrong}" if wrong else str(error)) from None
-        has_references = self.declaration in (_CHARSET, _ENCODING)
         try:
-            return result.encode(encoding, "xmlcharrefreplace" if has_references else "strict")
+            return result.encode(encoding, "xmlcharrefreplace" if self.has_references else "strict")
         except UnicodeEncodeError as error:
             letter = error.object[error.start]
             raise UserError(
                 f"documents: {encoding} has no {letter!r} of the translation; save it in UTF-8"
             ) from error
-
-    def _declared_encoding(self, data: bytes) -> str:
-        declared = self.declaration.search(data[:_DECLARED_IN]) if self.declaration else None
-        if declared is None and self.declaration is _CHARSET and data.isascii():
-            return "ascii"  # browsers would read the letters of UTF-8 as windows-1252
-        name = declared[1].decode() if declared else "utf-8"
-        if _WIDE.match(name):
-            return "utf-8"
-        is_larger = self.declaration is _CHARSET and _LATIN.match(name)
-        return "windows-1252" if is_larger else name
 
 
 def _memory_format(source: str | None, target: str | None) -> _TextFormat:
@@ -131,23 +121,25 @@ def _memory_format(source: str | None, target: str | None) -> _TextFormat:
     return _TextFormat(
         partial(translate_tmx, source=source, target=target),
         partial(read_tmx, language=target),
-        _ENCODING,
+        xml_encoding,
+        has_references=True,
         fills=True,
     )
 
 
-def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
-    """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
+def decode(data: bytes, declared: Callable[[bytes], str] = _utf_8) -> tuple[str, str]:
+    """The text of a file, with a byte order mark if it has one, and its encoding, `declared` without a mark."""
     wide = {
         b"\xff\xfe": "utf-16-le",
         b"\xfe\xff": "utf-16-be",
         b"<\0": "utf-16-le",
         b"\0<": "utf-16-be",
     }
-    encoding = "utf-8" if data.startswith(b"\xef\xbb\xbf") else wide.get(data[:2], encoding)
+    has_mark = data.startswith(b"\xef\xbb\xbf")
+    encoding = "utf-8" if has_mark else wide.get(data[:2]) or declared(data)
     try:
         return data.decode(encoding), encoding
-    except (UnicodeError, LookupError) as error:
+    except UnicodeError as error:
         raise UserError(
             f"documents: this is no text in {encoding} ({error}); save it in UTF-8"
         ) from error
@@ -166,16 +158,22 @@ def _read_plain(text: str) -> Reading:
     return reading
 
 
-_HTML = _TextFormat(translate_html, read_html, _CHARSET)
+def _po_encoding(data: bytes) -> str:
+    declared = _PO_CHARSET.search(data)
+    return exact_codec(declared[1].decode("ascii") if declared else None)
+
+
+_HTML = _TextFormat(translate_html, read_html, html_encoding, has_references=True)
+_XHTML = replace(_HTML, encoding=xhtml_encoding)
 _MARKDOWN = _TextFormat(translate_markdown, read_markdown)  # plain text may be named so
 _SUBTITLES = _TextFormat(translate_subtitles, read_subtitles)
-_PO = _TextFormat(translate_po, read_po, _PO_CHARSET, fills=True, prepared=catalogue_of)
-_XLIFF = _TextFormat(translate_xliff, read_xliff, _ENCODING, fills=True)
+_PO = _TextFormat(translate_po, read_po, _po_encoding, fills=True, prepared=catalogue_of)
+_XLIFF = _TextFormat(translate_xliff, read_xliff, xml_encoding, has_references=True, fills=True)
 
 _TEXTS = {
     ".html": _HTML,
     ".htm": _HTML,
-    ".xhtml": _HTML,
+    ".xhtml": _XHTML,
     ".md": _MARKDOWN,
     ".markdown": _MARKDOWN,
     ".srt": _SUBTITLES,

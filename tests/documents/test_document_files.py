@@ -279,7 +279,7 @@ XLIFF_WORD = (
     "<?xml version='1.0' encoding='{declared}'?>"
     "<segment><source>{word}</source><target>{filled}</target></segment>"
 )
-HTML_WORD = '<meta http-equiv=x content="text/html; charset={declared}"><p>{text}'
+HTML_WORD = '<meta http-equiv=Content-Type content="text/html; charset={declared}"><p>{text}'
 SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
 
 
@@ -295,6 +295,12 @@ SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
         (".xlf", XLIFF_WORD, "UTF-16", "utf-16-be", "größe"),
         (".html", HTML_WORD, "iso-8859-1", "cp1252", "“große”"),
         (".html", HTML_WORD, "Shift_JIS", "shift_jis", "言葉 a"),
+        # browsers read the larger encodings of windows and GBK
+        (".html", HTML_WORD, "Shift_JIS", "cp932", "髙橋 ①"),
+        (".html", HTML_WORD, "gb2312", "gbk", "朱镕基"),
+        (".html", HTML_WORD, "EUC-KR", "cp949", "똠방각하"),
+        (".html", HTML_WORD, "ISO-8859-9", "cp1254", "“ğ”"),
+        (".xlf", XLIFF_WORD, "gb2312", "gb2312", "朱"),
         (
             ".xhtml",
             "<?xml version='1.0' encoding='{declared}'?><p>{text}</p>",
