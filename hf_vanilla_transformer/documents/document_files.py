@@ -1,6 +1,5 @@
 """Translate whole files of documents, subtitles and translation tools. Everything but the text stays as it is."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,19 +8,15 @@ from pathlib import Path
 from ..corpora.translation_memories import FORMATS
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from .charsets import exact_codec, html_encoding, xhtml_encoding, xml_encoding
+from .charsets import html_encoding, xhtml_encoding, xml_encoding
 from .guard import Reading, Refused, guarded
 from .html_text import translate_html, wrong_end
 from .markdown_text import read_markdown, translate_markdown
 from .office_files import MAX_UNPACKED, translate_office
-from .po_files import catalogue_of, translate_po
+from .po_files import catalogue_of, po_encoding, translate_po
 from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
 from .translation_files import translate_tmx, translate_xliff
-
-_PO_CHARSET = re.compile(
-    rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE
-)
 
 
 def translate_document(
@@ -158,16 +153,11 @@ def _read_plain(text: str) -> Reading:
     return reading
 
 
-def _po_encoding(data: bytes) -> str:
-    declared = _PO_CHARSET.search(data)
-    return exact_codec(declared[1].decode("ascii") if declared else None)
-
-
 _HTML = _TextFormat(translate_html, read_html, html_encoding, has_references=True)
 _XHTML = replace(_HTML, encoding=xhtml_encoding)
 _MARKDOWN = _TextFormat(translate_markdown, read_markdown)  # plain text may be named so
 _SUBTITLES = _TextFormat(translate_subtitles, read_subtitles)
-_PO = _TextFormat(translate_po, read_po, _po_encoding, fills=True, prepared=catalogue_of)
+_PO = _TextFormat(translate_po, read_po, po_encoding, fills=True, prepared=catalogue_of)
 _XLIFF = _TextFormat(translate_xliff, read_xliff, xml_encoding, has_references=True, fills=True)
 
 _TEXTS = {

@@ -9,6 +9,7 @@ from gettext import c2py
 from ..inference.placement import Element, Placement, TranslatedPart, TranslateTexts
 from ..inference.protected import has_words, spans_in
 from ..utils.errors import UserError
+from .charsets import exact_codec
 from .html_scanner import scan
 from .html_text import html_event
 from .passages import Passage, matching_ends, names, translate_pieces
@@ -27,6 +28,9 @@ _BEFORE = {
     "msgid_plural": ("msgid",),
     "msgstr": ("msgid", "msgid_plural", "msgstr"),
 }
+#: The message of the header, as it stands in a file, and the encoding in it.
+_HEADER = re.compile(rf"(?:\A|[\r\n])[^\S\r\n]*msgid\s*(?:\"\"\s*)+msgstr\s*((?:{_STRING}\s*)+)")
+_CHARSET = re.compile(r"charset=(?!CHARSET\b)([\w.:-]+)", re.IGNORECASE)
 #: The formula for the form of a plural, in the header of a file.
 _PLURAL = re.compile(r"^Plural-Forms:.*?\bplural\s*=\s*([^;\n]+)", re.MULTILINE | re.IGNORECASE)
 #: In the header of a template, by xgettext and others: its flag, and its encoding.
@@ -46,7 +50,7 @@ _ESCAPES = {
     '"': '"',
 }
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
-_CODE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))")
+_CODE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]+)|(.))")
 
 #: Directives of programs: the number of one, and the rest of one that takes an argument.
 _PRINTF = re.compile(
@@ -157,12 +161,25 @@ def _placeholders(text: str) -> list[str]:
     return sorted(text[start:end] for start, end in spans_in(text))
 
 
+def po_encoding(data: bytes) -> str:
+    """The codec of a file by its header. A template, whose header names none, is in UTF-8."""
+    return _codec_of(data.decode("latin-1"))
+
+
+def _codec_of(text: str) -> str:
+    """The codec that the header of a file names. A file with a byte order mark is in UTF-8."""
+    header = None if text.startswith("\ufeff") else _HEADER.search(text)
+    declared = _CHARSET.search(_po_text(header[1], "latin-1")) if header else None
+    return exact_codec(declared[1] if declared else None)
+
+
 def po_fields(text: str) -> list[PoField]:
     """The keywords of a file with their strings, and the lines between them. Obsolete messages are comments.
 
     Raises:
-        UserError: a line is none of PO, or none at its place.
+        UserError: a line is none of PO, or none at its place, or a string has bytes that are no text.
     """
+    codec = _codec_of(text)
     fields: list[PoField] = []
     last = PoField("", None, "", 0, 0)
     formats: set[str] = set()  # of the next message
@@ -183,7 +200,7 @@ def po_fields(text: str) -> list[PoField]:
         start = match.start(3)
         end = start + len(strings)
         if not match[1]:
-            last.text += _po_text(strings)
+            last.text += strings
             last.end = end
             continue
         own = last.formats
@@ -191,10 +208,13 @@ def po_fields(text: str) -> list[PoField]:
             own = frozenset(formats)
             formats = set()
         form = None if match[2] is None else int(match[2])
-        last = PoField(match[1], form, _po_text(strings), start, end, own)
+        last = PoField(match[1], form, strings, start, end, own)
         fields.append(last)
     if last.keyword not in ("", "msgstr"):
         raise _no_po(number, "the end of the file")
+    for field in fields:
+        if field.keyword != "#":  # its strings are complete
+            field.text = _po_text(field.text, codec)
     return fields
 
 
@@ -297,19 +317,41 @@ def is_choice_only(text: str) -> bool:
     return _CHOICE.search(text) is not None and not has_words(text)
 
 
-def _po_text(strings: str) -> str:
+def _po_text(strings: str, codec: str) -> str:
+    """The text of some strings. Their octal and hexadecimal codes are bytes in the encoding of the file.
+
+    Raises:
+        UserError: the bytes are no text.
+    """
     joined = "".join(match[1:-1] for match in re.findall(_STRING, strings))
-    return _CODE.sub(_character, joined)
+    if all(_number_of(code) < 128 for code in _CODE.finditer(joined)):
+        return _CODE.sub(_character, joined)
+    pieces = []
+    position = 0
+    for code in _CODE.finditer(joined):
+        number = _number_of(code)
+        content = bytes([number]) if number else _character(code).encode(codec)
+        pieces += [joined[position : code.start()].encode(codec), content]
+        position = code.end()
+    pieces.append(joined[position:].encode(codec))
+    try:
+        return b"".join(pieces).decode(codec)
+    except UnicodeError:
+        raise UserError(
+            f"documents: the codes in {joined[:60]!r} are no text in {codec}; write their letters"
+        ) from None
+
+
+def _number_of(code: re.Match[str]) -> int:
+    """The byte of an octal or hexadecimal code, 0 of a letter. gettext takes the last byte of a long number."""
+    octal, hexadecimal, _ = code.groups()
+    return int(octal or hexadecimal or "0", 8 if octal else 16) % 256
 
 
 def _character(code: re.Match[str]) -> str:
-    """The character of an escape sequence: octal, hexadecimal or a letter."""
-    octal, hexadecimal, letter = code.groups()
-    if octal:
-        return chr(int(octal, 8))
-    if hexadecimal:
-        return chr(int(hexadecimal, 16))
-    return _ESCAPES.get(letter, letter)
+    """The character of an escape sequence: one of ASCII, or a letter."""
+    letter = code[3]
+    return _ESCAPES.get(letter, letter) if letter else chr(_number_of(code))
 
 
 def _po_string(text: str) -> str:

@@ -1,5 +1,7 @@
 """The encoding of a document is the one that browsers and gettext read in it."""
 
+import gettext
+import io
 import json
 import shutil
 import subprocess
@@ -79,6 +81,26 @@ def test_labels_mean_what_they_mean_in_javascript() -> None:
     assert len(known) > 200 and len(letters) > 180
 
 
+ENTRY = 'msgid "prix €"\nmsgstr ""\n'
+#: Headers that gettext reads.
+HEADERS = {
+    "one field": 'msgid ""\nmsgstr "Content-Type: text/plain; charset=ISO-8859-15\\n"\n',
+    "wrapped": 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; "\n"charset=ISO-8859-15\\n"\n',
+    "one line": 'msgid ""\nmsgstr ""\n"MIME-Version: 1.0\\nContent-Type: a; charset=ISO-8859-15\\n"\n',
+    "other text before it": '# "Content-Type: charset=UTF-8\\n"\n\nmsgid ""\n""\nmsgstr ""\n'
+    '"X-Note: x\\n"\n"Content-Type: text/plain; charset=ISO-8859-15\\n"\n',
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_charset_of_a_catalogue_is_read_in_its_header(name: str) -> None:
+    catalogue = f"{HEADERS[name]}\n{ENTRY}".encode("iso-8859-15")
+    assert words_of(catalogue, ".po") == ["prix €"]
+    msgcat = shutil.which("msgcat") or pytest.skip("needs msgcat")
+    found = subprocess.run([msgcat, "-t", "utf-8", "-"], input=catalogue, capture_output=True)
+    assert "from ISO-8859-15 encoding" in found.stderr.decode()
+
+
 @pytest.mark.parametrize("suffix", [".html", ".xlf", ".po"])
 @pytest.mark.parametrize("label", ["idna", "utf-7", "unicode_escape", "punycode", "no-such"])
 def test_codecs_of_python_that_change_text_are_refused(suffix: str, label: str) -> None:
@@ -89,3 +111,28 @@ def test_codecs_of_python_that_change_text_are_refused(suffix: str, label: str) 
     }[suffix]
     refusal = error_of(translate_document, declaration.encode(), suffix, translator_by(str))
     assert refusal.startswith(f"documents: {label} is no encoding")
+
+
+@pytest.mark.parametrize(
+    ("charset", "strings", "text"),
+    [
+        ("UTF-8", r'"caf\303\251 one"', "café one"),
+        ("UTF-8", r'"caf\xc3\xa9\041 \\303"', r"café! \303"),
+        ("UTF-8", '"caf\\303"\n"\\251"', "café"),
+        ("ISO-8859-15", r'"5 \244 é"', "5 € é"),
+        ("SHIFT_JIS", r'"\203\\x \x83\x41"', "ソx ア"),
+    ],
+)
+def test_codes_of_po_are_bytes_in_its_charset(charset: str, strings: str, text: str) -> None:
+    header = f'msgid ""\nmsgstr "Content-Type: text/plain; charset={charset}\\n"\n\n'
+    entry = f"msgid {strings}\nmsgstr "
+    assert words_of(f'{header}{entry}""\n'.encode(charset), ".po") == [text]
+    msgfmt = shutil.which("msgfmt") or pytest.skip("needs msgfmt")
+    catalogue = f'{header}{entry}"x"\n'.encode(charset)
+    found = subprocess.run([msgfmt, "-o", "-", "-"], input=catalogue, capture_output=True)
+    assert gettext.GNUTranslations(io.BytesIO(found.stdout)).gettext(text) == "x"
+
+
+def test_codes_of_po_that_are_no_text_are_refused() -> None:
+    refusal = error_of(words_of, b'msgid "caf\\351 one"\nmsgstr ""\n', ".po")
+    assert "are no text in utf-8" in refusal
