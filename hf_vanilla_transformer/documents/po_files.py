@@ -1,7 +1,7 @@
 """Fill the translations of PO and POT files (gettext). Translations that are there stay."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from gettext import c2py
@@ -52,23 +52,55 @@ _ESCAPES = {
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 _CODE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]+)|(.))")
 
-#: Directives of programs: the number of one, and the rest of one that takes an argument.
-_PRINTF = re.compile(
-    r"%(?:%|(\d+\$)?([-+ #0']*[\d.*]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
-)
+_WIDTH = r"[\d.*]*(?:<PRI\w+>|(?:hh|ll|[hljztLqvw])?"
+
+
+def _printf(silent: str = "", flags: str = "") -> re.Pattern[str]:
+    """The directives of a family: the number of one, and the rest of one that takes an argument. Any letter is one.
+
+    Args:
+        silent: letters that take no argument.
+        flags: more of them than in C.
+
+    After a space, only the letters of C are. Others start a word, as in `100% natural`.
+    """
+    of_c = rf"[-+ #0'I]*{_WIDTH}[diouxXeEfFgGaAcsp@])"
+    of_others = rf"[-+#0'I{flags}]*{_WIDTH}[A-Za-z@])"
+    return re.compile(rf"%(?:[%{silent}]|(\d+\$)?({of_c}|{of_others}))")
+
+
+def _after_percent(number: int, directive: str) -> str:
+    return f"%{number + 1}${directive}"
+
+
+def _before_verb(number: int, directive: str) -> str:
+    """A directive of Go, which has its number after flags and width."""
+    return "%" + _VERB.sub(rf"[{number + 1}]\g<0>", directive, count=1)
+
+
+def _in_braces(number: int, directive: str) -> str:
+    return f"{{{number}{directive}"
+
+
+_VERB = re.compile("[A-Za-z]")
 _BRACES = re.compile(r"\{\{|\{(\d+)?((?:[:!.\[][^{}]*)?\})")
 _TILDES = re.compile(r"~(?:[~%\n]|(\d+@\*)?([^A-Za-z~]*[A-Za-z]))")
-_NUMBER = re.compile(r"(?<=%)\d+\$|(?<=%)\[\d+\]|(?<=\{)\d+(?=[:!.\[}])")
+_NUMBER = re.compile(r"(?<=%)\d+\$|(?P<kept>%[-+ #0\d.]*)\[\d+\]|(?<=\{)\d+(?=[:!.\[}])")
+#: Signs of a directive that needs the one before it, or several arguments.
+_RELATIVE = re.compile(r"\*|<(?!PRI)")
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
-#: Formats of messages: the directives, the start of one with a number if there are numbers, and the first number.
-_FORMATS: dict[str, tuple[re.Pattern[str], str, int]] = {
-    **dict.fromkeys(names("awk boost c d elisp gcc-internal gfc-internal"), (_PRINTF, "%{}$", 1)),
-    **dict.fromkeys(names("java-printf javascript librep objc perl"), (_PRINTF, "%{}$", 1)),
-    **dict.fromkeys(names("php ruby tcl"), (_PRINTF, "%{}$", 1)),
-    **dict.fromkeys(names("lua modula2 object-pascal python sh-printf"), (_PRINTF, "", 1)),
-    **dict.fromkeys(names("go"), (_PRINTF, "%[{}]", 1)),
-    **dict.fromkeys(names("c++ python-brace rust"), (_BRACES, "{{{}", 0)),
-    **dict.fromkeys(names("lisp scheme"), (_TILDES, "", 1)),
+#: Formats of messages: the directives, and the one with a number if there are numbers.
+_FORMATS: dict[str, tuple[re.Pattern[str], Callable[[int, str], str] | None]] = {
+    **dict.fromkeys(names("awk d elisp javascript librep perl"), (_printf(), _after_percent)),
+    **dict.fromkeys(names("php ruby tcl"), (_printf(), _after_percent)),
+    **dict.fromkeys(names("c gcc-internal objc"), (_printf("m"), _after_percent)),
+    "boost": (_printf("ntT"), _after_percent),
+    "gfc-internal": (_printf("C"), _after_percent),
+    "java-printf": (_printf("n", flags=",(<"), _after_percent),
+    **dict.fromkeys(names("lua modula2 object-pascal python sh-printf"), (_printf(), None)),
+    "go": (_printf(), _before_verb),
+    **dict.fromkeys(names("c++ python-brace rust"), (_BRACES, _in_braces)),
+    **dict.fromkeys(names("lisp scheme"), (_TILDES, None)),
 }
 
 
@@ -242,7 +274,7 @@ class _PoPassage(Passage):
         Raises:
             UserError: the format has no numbers for them.
         """
-        pattern, numbered, first = _FORMATS[name]
+        pattern, numbered = _FORMATS[name]
         sources = [match for match in pattern.finditer(self.text) if match[2]]
         targets = [match[0] for match in pattern.finditer(translation) if match[2]]
         if any(match[1] for match in sources):
@@ -253,7 +285,7 @@ class _PoPassage(Passage):
                 return translation
         elif pattern is not _TILDES:  # a word after a percent sign can look like a directive
             return translation
-        if not numbered or any("*" in target for target in targets):
+        if numbered is None or any(map(_RELATIVE.search, targets)):
             raise UserError(
                 f"documents: the translation of {self.text[:60]!r} would lose one of its formats or "
                 "change the order of its formats; translate this message by hand first"
@@ -262,7 +294,7 @@ class _PoPassage(Passage):
         def with_number(match: re.Match[str]) -> str:
             if not match[2]:  # a percent sign
                 return match[0]
-            return numbered.format(first + order.pop(0)) + match[2]
+            return numbered(order.pop(0), match[2])
 
         return pattern.sub(with_number, translation)
 
@@ -305,8 +337,8 @@ def _is_nested(text: str) -> bool:
 
 
 def without_numbers(text: str) -> str:
-    """A text without the numbers of its directives, such as those of `%2$s`, `%[2]s` and `{1}`."""
-    return _NUMBER.sub("", text)
+    """A text without the numbers of its directives, such as those of `%2$s`, `%+[2]v` and `{1}`."""
+    return _NUMBER.sub(lambda match: match["kept"] or "", text)
 
 
 def is_choice_only(text: str) -> bool:

@@ -460,7 +460,7 @@ def backwards(texts):
     """The words in reverse order and upper case, but for their formats."""
     reversed_texts = [" ".join(text.upper().split()[::-1]) for text in texts]
     translated = [
-        re.sub(r"%[-.*]*[SD]", lambda match: match[0].lower(), text) for text in reversed_texts
+        re.sub(r"%[-.*<]*T?[A-Z]", lambda match: match[0].lower(), text) for text in reversed_texts
     ]
     return [[TranslatedPart(*pair)] for pair in zip(texts, translated, strict=True)]
 
@@ -498,6 +498,10 @@ def test_formats_in_another_order_are_numbered(flags: str, message: str, expecte
         ("object-pascal-format", "%s has %d files"),
         ("tcl-format", "%s has %*d"),
         ("c-format", "%-*s %s has %.*s"),
+        ("java-printf-format", "%tb %<te of %s"),
+        ("python-format", "%r has %s"),
+        ("lua-format", "%q has %s"),
+        ("object-pascal-format", "%n has %s"),
         ("scheme-format", "~a has ~d files"),
         ("lisp-format", "~a has ~d files"),
     ],
@@ -518,6 +522,28 @@ def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, me
         ("python-brace-format", "{} of {name}", "{name} OF {}"),
         ("rust-format", "{} of {}", "{1} OF {0}"),
         ("go-format", "%s of %d", "%[2]d OF %[1]s"),
+        # the number stands before the verb: https://pkg.go.dev/fmt#hdr-Explicit_argument_indexes
+        ("go-format", "%v of %+v", "%+[2]v OF %[1]v"),
+        ("go-format", "%T in %5.2f", "%5.2[2]f IN %[1]T"),
+        # any letter can be a directive
+        ("awk-format", "%i of %s", "%2$s OF %1$i"),
+        ("c-format", "%ls of %S", "%2$S OF %1$ls"),
+        ("c-format", "%s of %n", "%2$n OF %1$s"),
+        ("elisp-format", "%S of %s", "%2$s OF %1$S"),
+        ("gcc-internal-format", "%qT and %s", "%2$s AND %1$qT"),
+        ("gfc-internal-format", "%L and %d", "%2$d AND %1$L"),
+        ("java-printf-format", "%tY of %,d", "%2$,d OF %1$tY"),
+        ("javascript-format", "%j of %s", "%2$s OF %1$j"),
+        ("librep-format", "%S of %s", "%2$s OF %1$S"),
+        ("objc-format", "%C of %@", "%2$@ OF %1$C"),
+        ("perl-format", "%s of %vd", "%2$vd OF %1$s"),
+        ("php-format", "%b of %s", "%2$s OF %1$b"),
+        ("ruby-format", "%b of %s", "%2$s OF %1$b"),
+        # these take no argument
+        ("c-format", "%m in %s", "%s IN %m"),
+        ("java-printf-format", "%n in %s", "%s IN %n"),
+        ("gfc-internal-format", "%C in %s", "%s IN %C"),
+        ("boost-format", "%t in %s", "%s IN %t"),
         ("kde-format", "%1 of %2", "%2 OF %1"),
         ("scheme-format", "one file", "FILE ONE"),
         # tags stay in pairs
