@@ -22,6 +22,7 @@ from ..text.tokenizer_files import load_tokenizer
 from ..text.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, require_file
+from .charsmap import changed_rule, charsmap_steps
 from .converted import Converted, Fields, File
 
 _USER_DEFINED = 4
@@ -29,9 +30,11 @@ _PIECES = (1, _USER_DEFINED)
 _BYTE = 6  # the types of normal and user-defined pieces, and of bytes
 _UNIGRAM = 1
 _BPE = 2  # the types of models
-_START = "\ue001"
-_END = "\ue002"
-_HIDDEN = "\ue003"
+_KNOWN_RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
+# noncharacters, which Unicode leaves to programs
+_START = "\ufdd2"
+_END = "\ufdd3"
+_HIDDEN = "\ufdd4"
 _ALL = 1000  # spaces at the end of a text
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 _NO_LIMIT = int(1e9)  # of the tokens of a text
@@ -318,17 +321,24 @@ def _sentencepiece_model(model: bytes) -> Any:
 
 
 def _normalizer_steps(normal: Any) -> list[Any]:
-    """The normalizers of a SentencePiece model's `normalizer_spec`."""
+    """The normalizers of a SentencePiece model's `normalizer_spec`.
+
+    Raises:
+        RuntimeError: its own rules replace sequences of characters in a way that these cannot.
+    """
     steps: list[Any] = []
     if normal.precompiled_charsmap:
-        # `Precompiled` drops a variation selector after a character that it replaces, as in an emoji
-        steps += [normalizers.Replace(selector, _START + selector) for selector in "\ufe0e\ufe0f"]
-        steps += [
-            normalizers.Precompiled(normal.precompiled_charsmap),
-            normalizers.Replace(_START, ""),
-        ]
+        own = normal.name not in _KNOWN_RULES
+        if own and (changed := changed_rule(normal.precompiled_charsmap)):
+            reason = f"its normalisation replaces the sequence {changed!r}"
+            raise RuntimeError(f"{reason}: tokenize the text first")
+        steps += charsmap_steps(normal.precompiled_charsmap)
     if normal.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        # other spaces at an end stay, unless they have become this one
+        steps += [
+            normalizers.Replace(Regex(r"\A +|[ ▁]+\z"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
     return steps
 
 
