@@ -215,6 +215,8 @@ def _text(row: TableRow, parts: Sequence[Part]) -> Any:
 def _nested(row: TableRow) -> Mapping[str, Any]:
     """The texts by language of the column "translation"."""
     texts = row.get("translation")
+    if isinstance(texts, list) and all(isinstance(each, tuple) for each in texts):
+        return dict(texts)  # a map of Parquet
     return texts if isinstance(texts, Mapping) else {}
 
 
@@ -235,9 +237,12 @@ def _check_languages(row: TableRow, parts: Iterable[Part], where: str) -> None:
     nested = _nested(row)
     missing = [part.key for part in parts if part.parent and part.key not in nested]
     if missing:
+        found = f"has the languages {', '.join(map(repr, nested))}, not {missing[0]!r}"
+        if not nested:
+            kind = type(row["translation"]).__name__
+            found = f"is {kind}, not texts by language, such as that of {missing[0]!r}"
         raise UserError(
-            f"{where}: its 'translation' has the languages {', '.join(map(repr, nested)) or 'none'}, "
-            f"not {missing[0]!r}: set source_lang and target_lang, or source_column and target_column"
+            f"{where}: its 'translation' {found}: set source_lang and target_lang, or source_column and target_column"
         )
 
 

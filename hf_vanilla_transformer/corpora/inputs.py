@@ -11,6 +11,7 @@ from typing import TypeAlias
 from ..text.language_codes import SAME_LANGUAGE, language_match
 from ..text.language_tokens import Direction
 from ..utils.errors import UserError
+from ..utils.untrusted import PIPE
 from .columns import has_pairs
 from .readers import file_format, lines_of, require_plain_text
 
@@ -66,9 +67,13 @@ def parse_inputs(
         of_lines: whether each line of a text file has columns (`Columns.of_lines`), so that it needs no second file.
 
     Raises:
-        UserError: a missing or ambiguous input, plain text without a second file, or the target before the source.
+        UserError: a missing or ambiguous input, a pipe, plain text without a second file, or the target before the
+            source.
     """
     names = deque(map(str, [values] if isinstance(values, str | Path) else values))
+    for path in map(Path, names):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{field}: {path}: {PIPE}")
     languages = source_lang, target_lang
     inputs = []
     while names:

@@ -36,13 +36,14 @@ _COMPRESSED = {
     b"(\xb5/\xfd": "zstd -d",
     b"PK\3\4": "unzip",
 }
+_COMPRESSED_SUFFIXES = {".bz2": "bzip2 -d", ".xz": "xz -d", ".zst": "zstd -d", ".zip": "unzip"}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
     r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|vtt|po|docx|odt|rtf|pdf|epub|xlsx?|ods|pptx|odp|ssa|ttml|sbv|ya?ml"
-    r"|strings|properties|resx|rst|zip|tgz|bz2|xz|zst|7z)"
+    r"|strings|properties|resx|rst|tgz|7z)"
 )
 #: Suffixes of documents that are codes of languages in ISO 639, too: what the start of the document contains. Standard
 #: Arabic is `arb` in FLORES, and Cook Islands Maori is `rar`.
@@ -132,11 +133,17 @@ def require_line_feeds(line: str, name: str | Path) -> None:
 def require_plain_text(path: Path) -> None:
     """Refuse a file of a format that is not one sentence per line, by its suffix."""
     suffix = file_format(path)
+    if suffix in _COMPRESSED_SUFFIXES:
+        raise UserError(_decompress(path, _COMPRESSED_SUFFIXES[suffix]))
     if _DOCUMENTS.fullmatch(suffix) or is_readable(path) or _is_document(path, suffix):
         need = "plain text with one sentence per line, or a table"
         raise UserError(
             f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv"
         )
+
+
+def _decompress(name: str | Path, program: str) -> str:
+    return f"{name} is compressed: decompress it with {program}"
 
 
 def _is_document(path: Path, suffix: str) -> bool:
@@ -179,7 +186,7 @@ def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT
     except UnicodeDecodeError as error:
         for start, program in _COMPRESSED.items():
             if number == 1 and raw.startswith(start):
-                raise UserError(f"{name} is compressed: decompress it with {program}") from None
+                raise UserError(_decompress(name, program)) from None
         encoding = "utf-16" if number == 1 and raw.startswith(_UTF16_MARKS) else "latin1"
         raise UserError(
             f"{name}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8: "
@@ -195,14 +202,14 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
     removed and counted. Bytes that are not UTF-8 become lone surrogates, so that the caller can drop their sentences.
 
     Raises:
-        UserError: the file has UTF-16, or carriage returns in the place of line ends.
+        UserError: the file has UTF-16, or carriage returns in the place of line ends, or is compressed, but by gzip.
     """
     yield from _with_line_feeds(_repaired(path, repairs), path)
 
 
 def _repaired(path: Path, repairs: Repairs) -> Iterator[str]:
     for number, raw in _raw_lines(path):
-        if number == 1 and raw.startswith(_UTF16_MARKS):
+        if number == 1 and raw.startswith((*_UTF16_MARKS, *_COMPRESSED)):
             decode_line(raw, path, number)
         text = raw.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         if text.endswith("\r"):

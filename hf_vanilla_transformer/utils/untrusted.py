@@ -18,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from .errors import UserError, missing_extra
 
+#: What is said of a path that is neither a file nor a folder.
+PIPE = "a pipe or a device: write its text to a file, and name that"
 _MAX_CHARACTERS = 300  # of a library's message
 _MAX_DEPTH = 50  # of nested lists and mappings in YAML, because parsers recurse
 _MAX_ALIASES = 100  # in YAML: each repeats a part of the file
@@ -63,7 +65,7 @@ def require_file(path: Path, advice: str = "") -> Path:
     if not path.is_file():
         reason = "this is a folder, a file is needed" if path.is_dir() else "no such file"
         if path.exists() and not path.is_dir():
-            reason = "a pipe or a device: write its text to a file, and name that"
+            reason = PIPE
         raise UserError(f"{path}: {reason}" + (f"; {advice}" if advice else ""))
     return path
 

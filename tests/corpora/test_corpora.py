@@ -1,15 +1,21 @@
 """Loading sentence pairs from every format, and errors in the input."""
 
+import bz2
 import csv
 import gzip
+import io
 import json
+import lzma
 import os
+import zipfile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
+from pyarrow import parquet
 
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.corpora.corpus import load_corpus
@@ -213,6 +219,13 @@ def test_ragged_csv_rows_are_counted(tmp_path):
     }
 
 
+def zipped(content):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("x"), content)  # of no time
+    return stream.getvalue()
+
+
 def error_of(*inputs, **settings):
     with pytest.raises(UserError) as caught:
         for _ in load_pairs(*inputs, **settings)[0]:
@@ -256,7 +269,39 @@ def test_missing_columns_error_lists_those_that_exist(tmp_path):
     assert "'fr'" in error_of(nested, source_lang="en", target_lang="fr")
     assert "'translation'" in error_of(nested)
     flat = write_text(tmp_path / "flat.jsonl", ['{"translation": "a"}'])
-    assert "'en'" in error_of(flat, source_lang="en", target_lang="de")
+    message = error_of(flat, source_lang="en", target_lang="de")
+    assert "its 'translation' is str, not texts by language, such as that of 'en'" in message
+
+
+def test_translations_can_be_a_map_of_parquet(tmp_path):
+    kind = pa.map_(pa.string(), pa.string())
+    rows = [[("en", source), ("de", target)] for source, target in PAIRS]
+    table = pa.table({"translation": pa.array([*rows, [("en", "x")]], kind), "id": [1] * 7})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    languages = {"source_lang": "en", "target_lang": "de"}
+    pairs, report = load_pairs(tmp_path / "x.parquet", **languages)
+    assert text_of(pairs) == PAIRS
+    assert report.dropped == {"missing target": 1}
+    message = error_of(tmp_path / "x.parquet", source_lang="en", target_lang="fr")
+    assert "has the languages 'en', 'de', not 'fr'" in message
+
+
+@pytest.mark.parametrize("name", ["x.en", "x.tsv", "x.csv", "x.jsonl"])
+@pytest.mark.parametrize(
+    ("compress", "program"),
+    [(bz2.compress, "bzip2 -d"), (lzma.compress, "xz -d"), (zipped, "unzip")],
+)
+def test_compressed_content_is_named(tmp_path, name, compress, program):
+    """Whatever the suffix, which is that of the program or of the text."""
+    files = [tmp_path / name]
+    if name == "x.en":
+        files.append(write_text(tmp_path / "x.de", ["eins", "zwei"]))
+    files[0].write_bytes(compress(b"source\ttarget\none\teins\n" * 9))
+    expected = f"is compressed: decompress it with {program}"
+    assert error_of(files) == f"{files[0]} {expected}"
+    suffix = {"bzip2 -d": ".bz2", "xz -d": ".xz", "unzip": ".zip"}[program]
+    files[0] = files[0].rename(tmp_path / f"{name}{suffix}")
+    assert error_of(files) == f"{files[0]} {expected}"
 
 
 @pytest.mark.parametrize(

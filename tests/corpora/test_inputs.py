@@ -1,6 +1,7 @@
 """The one notation for inputs: the meaning of each name, and errors about missing and ambiguous ones."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,17 @@ def test_wrong_inputs_are_refused(folder: Path, values: list[str], parts: list[s
         parse_inputs(values, "en", "de", field="train")
     message = str(caught.value)
     assert message.startswith("train: ") and all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    "values", [["pipe"], ["pipe", "a.de"], ["a.en", "pipe"], ["c.tsv", os.devnull]]
+)
+def test_pipes_and_devices_are_named(folder: Path, values: list[str]) -> None:
+    """Training reads its text several times, a pipe such as `<(zcat x.en.gz)` gives it once."""
+    os.mkfifo("pipe")
+    name = next(value for value in values if value in ("pipe", os.devnull))
+    message = error_of(parse_inputs, values, field="train")
+    assert message == f"train: {name}: a pipe or a device: write its text to a file, and name that"
 
 
 def test_prefix_needs_languages(folder: Path) -> None:
