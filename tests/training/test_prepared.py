@@ -195,6 +195,36 @@ def test_other_data_than_prepared_are_refused(
     assert error_of(load_data, arguments, None, None).startswith(message)
 
 
+def test_all_flags_of_other_data_are_named(folders: Folders, tmp_path: Path) -> None:
+    data, _ = folders
+    fields = {"vocab_size": 300, "held_out_pairs": 7, "max_source_length": 50}
+    arguments = parsed(tmp_path / "run", data=data, **fields)
+    assert error_of(load_data, arguments, None, None) == (
+        f"max_source_length: 50, held_out_pairs: 7, vocab_size: 300, but {data} was prepared with 60, 3, None: leave "
+        "them out, or prepare the data again"
+    )
+
+
+def test_fields_of_a_recipe_yield_to_the_prepared_data(
+    folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    data, _ = folders
+    recipe = tmp_path / "recipe.yaml"
+    rows = "by_pairs:\n  100:\n    vocab_size: 40\n"
+    recipe.write_text(f"held_out_pairs: 500\nmax_source_length: 60\ntokens: bpe\n{rows}")
+    flags = [str(recipe), *as_flags({"data": data, "output_dir": tmp_path / "run"})]
+    loaded = load_data(parse_recipe(flags), None, None)
+    assert vars(loaded.data_args).items() >= {"held_out_pairs": 3, "tokens": "chars"}.items()
+    assert loaded.model_args.vocab_size is None
+    values = (
+        "held_out_pairs=3 (recipe: 500), tokens=chars (recipe: bpe), vocab_size=None (recipe: 40)"
+    )
+    assert capsys.readouterr().out.count(f"data: {data} was prepared with {values}\n") == 1
+    flags += ["--held_out_pairs", "500"]
+    message = f"held_out_pairs: 500, but {data} was prepared with 3: leave it out"
+    assert error_of(load_data, parse_recipe(flags), None, None).startswith(message)
+
+
 def test_recipe_of_the_prepared_data_is_no_contradiction(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

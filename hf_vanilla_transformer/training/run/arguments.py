@@ -279,6 +279,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
     choices: dict[int, Choice] = field(init=False, default_factory=dict)
     #: fields of the recipe and the flags, also those with the value of a default
     named: list[str] = field(init=False, default_factory=list)
+    #: fields of the recipe that no flag overrides
+    of_recipe: list[str] = field(init=False, default_factory=list)
     #: `metric_for_best_model` is a default, to be replaced if it is not measured
     metric_by_default: bool = field(init=False, default=False)
 

@@ -161,7 +161,7 @@ def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
         parser.print_help()
         sys.exit(0)
     require_first_rank()
-    parsed = _parse(parser, [*from_file, *arguments])
+    parsed = _parse(parser, from_file, arguments)
     for pairs, row in sorted(rows.items()):
         where = f"{recipe}: {BY_PAIRS}: {pairs}"
         for name in row.keys() & (_BEFORE_PAIRS | values.keys()):
@@ -172,13 +172,14 @@ def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
             )
             raise UserError(f"{where}: {name} {reason}")
         why = row.pop(_WHY, "")
-        arguments_of_row = _parse(parser, [*from_file, *_as_flags(row, where), *arguments])
+        arguments_of_row = _parse(parser, [*from_file, *_as_flags(row, where)], arguments)
         row_fields = {name: value for name, value in row.items() if name not in given}
         parsed[-1].choices[pairs] = Choice(row_fields, why, arguments_of_row)
     return parsed
 
 
-def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
+def _parse(parser: HfArgumentParser, recipe: list[str], given: list[str]) -> ParsedArguments:
+    flags = [*recipe, *given]
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.
@@ -199,6 +200,7 @@ def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
         line = " ".join(str(error).split()) or repr(error)
         raise missing_extra(error) or UserError(_with_field(line, flags)) from None
     run.named = sorted(_named(flags))
+    run.of_recipe = sorted(_named(recipe) - _named(given))
     return model, data, run
 
 

@@ -1,6 +1,6 @@
 """The data of a run: read, tokenized and encoded, or mapped from a folder that `prepare` wrote."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def load_data(
     fine_tuned = args.model_name_or_path is not None
     prepared = None if data_args.data is None else read_prepared(Path(data_args.data))
     if prepared is not None:
-        _take_settings(prepared.settings, args.named, data_args)
+        yielded = _take_settings(prepared.settings, args, data_args, model_args)
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
     take_source_form(data_args, loaded, args.trust_remote_code)
@@ -173,7 +173,13 @@ def load_data(
         (model_args, data_args, args), corpus, checkpoint
     )
     if prepared is not None:
-        _take_settings(prepared.settings, args.named, data_args, model_args)
+        yielded |= _take_settings(prepared.settings, args, data_args, model_args)
+        if yielded:
+            values = ", ".join(
+                f"{name}={prepared.settings[name]} (recipe: {value})"
+                for name, value in yielded.items()
+            )
+            print_main(f"data: {data_args.data} was prepared with {values}")
     take_task(data_args, loaded)  # the chosen arguments may be others
     take_source_form(data_args, loaded, args.trust_remote_code)
     vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
@@ -216,25 +222,36 @@ def _settings(*arguments: ModelArguments | DataArguments) -> dict[str, object]:
 
 def _take_settings(
     settings: Mapping[str, object],
-    named: Collection[str],
+    args: RunArguments,
     data_args: DataArguments,
-    *others: ModelArguments,
-) -> None:
-    """Let arguments have the settings of the prepared folder. Another value is refused, also a default if `named`."""
-    arguments: list[DataArguments | ModelArguments] = [data_args, *others]
+    model_args: ModelArguments,
+) -> dict[str, object]:
+    """Let arguments have the settings of the prepared folder, and return the values of the recipe that yield to them.
+
+    Another value of a flag is refused, also a default.
+    """
+    yielded: dict[str, object] = {}
+    refused: dict[str, object] = {}
+    arguments: list[DataArguments | ModelArguments] = [data_args, model_args]
     for each in arguments:
         for field in fields(each):
             if field.name not in settings:
                 continue
             value = getattr(each, field.name)
-            prepared = settings[field.name]
-            is_chosen = field.name in named or value != field.default
-            if is_chosen and value != prepared:
-                raise UserError(
-                    f"{field.name}: {value}, but {data_args.data} was prepared with {prepared}: leave it out, or "
-                    "prepare the data again"
-                )
-            setattr(each, field.name, prepared)
+            if value != settings[field.name]:
+                if field.name in args.of_recipe:
+                    yielded[field.name] = value
+                elif field.name in args.named or value != field.default:
+                    refused[field.name] = value
+            setattr(each, field.name, settings[field.name])
+    if refused:
+        given = ", ".join(f"{name}: {value}" for name, value in refused.items())
+        prepared = ", ".join(str(settings[name]) for name in refused)
+        it = "it" if len(refused) == 1 else "them"
+        raise UserError(
+            f"{given}, but {data_args.data} was prepared with {prepared}: leave {it} out, or prepare the data again"
+        )
+    return yielded
 
 
 def _require_tokenizers(data_args: DataArguments, tokenizers: Tokenizers) -> None:
