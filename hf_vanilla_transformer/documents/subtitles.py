@@ -15,23 +15,40 @@ from .passages import Event, Passage, passage_of, raw_of
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _TIME = r"-?(?:\d+:){1,2}\d+(?:[,.]\d+)?"
-_TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
+_TIMES = re.compile(rf"\s*({_TIME})\s*-->\s*({_TIME})")
 _DAMAGED_TIMES = re.compile(r"\s*-?\d+[:.,][\d:.,\s]*-+>\s*-?\d")
 
 #: Tags such as <i>, <v Bob> and <00:01.000>, and the codes {\\i1} and {y:i}.
 _TAG = re.compile(r"(</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\})")
+_CLOCK = re.compile(r"<(?:\d+:){1,2}\d+\.\d+>")
+_VOICE = re.compile(r"<v(?:\.[^\s<>]*)?\s([^<>]*)>|</v>")
+_COMMENT = re.compile(r"[\r\n]NOTE\b")
 _SWITCH = re.compile(r"\{\\([bisu])([01])\}")  # of italics, for example
 #: Marks of a line that stands alone: of a speaker, a song or a sound.
 _OWN_LINE = re.compile(r"[-–—♪♫]|>>|&gt;&gt;|\[")
 
 _ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
+#: A speaker in the text of a line: "ANN: "
+_NAME = re.compile(r"[^\W\d_][^:.,!?]{0,30}:\s")
 _MOST_CUES = 8  # that a sentence can span
+_LONGEST_PAUSE = 5.0  # seconds in a sentence
+
+
+@dataclass
+class _Cue:
+    start: int  # of its text in the file
+    end: int
+    opens: float  # seconds
+    closes: float
+    follows_comment: bool = False
 
 
 @dataclass
 class _Line:
     """A text of a cue, which several lines share unless each starts with a mark or stands after an empty line."""
 
+    cue: _Cue
+    voice: str  # the speaker by a tag, or ""
     start: int  # in the file
     passage: Passage
     rows: list[int]  # their lengths
@@ -57,7 +74,7 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
             "documents: there are no cues, such as 00:00:01,000 --> 00:00:02,500 and a text, in this file"
         )
     groups: list[list[_Line]] = []
-    for line in (line for cue in cues for line in _lines(subtitles, *cue, is_vtt)):
+    for line in (line for cue in cues for line in _lines(subtitles, cue, is_vtt)):
         if groups and len(groups[-1]) < _MOST_CUES and _goes_on(groups[-1][-1], line):
             groups[-1].append(line)
         else:
@@ -74,46 +91,71 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     return "".join(pieces) + subtitles[position:]
 
 
-def _cues(subtitles: str, is_vtt: bool) -> Iterator[tuple[int, int]]:
-    """Where the texts of the cues are.
+def _cues(subtitles: str, is_vtt: bool) -> Iterator[_Cue]:
+    """The cues.
 
     A text ends before the times of the next cue and their number. In WebVTT it ends at an empty line, too. In SubRip,
     as editors read it, empty lines are part of a text.
     """
     lines = list(_LINE.finditer(subtitles))
-    start: int | None = None
+    cue: _Cue | None = None
+    last = 0  # where the text of the cue before ends
     for number, line in enumerate(lines):
         following = lines[number + 1][1] if number + 1 < len(lines) else ""
-        has_times = _TIMES.match(line[1]) is not None
-        if not has_times and _DAMAGED_TIMES.match(line[1]):
+        times = _TIMES.match(line[1])
+        if not times and _DAMAGED_TIMES.match(line[1]):
             raise UserError(
                 f"documents: line {number + 1} has no times of a cue: {line[1].strip()[:60]!r}"
             )
         is_number = line[1].strip().isdigit() and _TIMES.match(following) is not None
-        ends = has_times or is_number or (is_vtt and not line[1])
-        if start is not None and ends:
-            yield start, line.start()
-            start = None
-        if has_times:
-            start = line.end()
-    if start is not None:
-        yield start, len(subtitles)
+        ends = times or is_number or (is_vtt and not line[1])
+        if cue is not None and ends:
+            last = cue.end = line.start()
+            yield cue
+            cue = None
+        if times:
+            opens, closes = map(_seconds, times.groups())
+            comment = _COMMENT.search(subtitles, last, line.start()) if is_vtt else None
+            cue = _Cue(line.end(), len(subtitles), opens, closes, comment is not None)
+    if cue is not None:
+        yield cue
 
 
-def _lines(subtitles: str, start: int, end: int, is_vtt: bool) -> Iterator[_Line]:
+def _seconds(time: str) -> float:
+    seconds = 0.0
+    for part in time.lstrip("-").split(":"):
+        seconds = 60 * seconds + float(part.replace(",", "."))
+    return -seconds if time.startswith("-") else seconds
+
+
+def _lines(subtitles: str, cue: _Cue, is_vtt: bool) -> Iterator[_Line]:
     """The texts of a cue. The data of a metadata track are none."""
-    if is_vtt and _is_data(subtitles[start:end]):
+    if is_vtt and _is_data(subtitles[cue.start : cue.end]):
         return
+    voice = ""
+    for rows in _rows(subtitles, cue):
+        yield from _line_of(rows, cue, voice, is_vtt)
+        voice = _voice_after(subtitles, rows[0].start(), rows[-1].end(), voice)
+
+
+def _rows(subtitles: str, cue: _Cue) -> Iterator[list[re.Match[str]]]:
+    """The rows of each text of a cue."""
     rows: list[re.Match[str]] = []
-    for row in _LINE.finditer(subtitles, start, end):
+    for row in _LINE.finditer(subtitles, cue.start, cue.end):
         is_empty = not row[1].strip()
         if rows and (is_empty or _OWN_LINE.match(_TAG.sub("", row[1]).lstrip())):
-            yield from _line_of(rows, is_vtt)
+            yield rows
             rows = []
         if not is_empty:
             rows.append(row)
     if rows:
-        yield from _line_of(rows, is_vtt)
+        yield rows
+
+
+def _voice_after(subtitles: str, start: int, end: int, voice: str) -> str:
+    """The speaker after a part of a cue, before which `voice` spoke."""
+    voices = _VOICE.findall(subtitles, start, end)
+    return voices[-1] if voices else voice
 
 
 def _is_data(cue: str) -> bool:
@@ -127,7 +169,7 @@ def _is_data(cue: str) -> bool:
     return True
 
 
-def _line_of(rows: Sequence[re.Match[str]], is_vtt: bool) -> Iterator[_Line]:
+def _line_of(rows: Sequence[re.Match[str]], cue: _Cue, voice: str, is_vtt: bool) -> Iterator[_Line]:
     """The text of some rows, if they have one. Tags around it are no part of it, unless there are tags in it."""
     start = rows[0].start()
     events = list(_events(rows[0].string[start : rows[-1].end(1)]))
@@ -149,7 +191,8 @@ def _line_of(rows: Sequence[re.Match[str]], is_vtt: bool) -> Iterator[_Line]:
     start += len(raw_of(events[:first]))
     for piece in passage_of(events[first:last], decode, passage=make):
         if isinstance(piece, Passage):
-            yield _Line(start, piece, lengths)
+            own = _voice_after(rows[0].string, rows[0].start(), start, voice)
+            yield _Line(cue, own, start, piece, lengths)
         else:
             start += len(piece)
 
@@ -176,15 +219,28 @@ def _tag_event(tag: str) -> Event:
 def _shared(group: list[_Line], parts: Sequence[TranslatedPart]) -> list[str]:
     """The markup of the translation of each line of a group."""
     if len(group) == 1:
-        return [group[0].passage.translated(parts)]
+        passage = group[0].passage
+        return [_with_clocks_in_order(passage.raw, passage.translated(parts))]
     translation = "".join(part.target for part in parts)
     texts = _cut(translation, [len(line.text) for line in group])
     return [line.passage.escape(text) for line, text in zip(group, texts, strict=True)]
 
 
+def _with_clocks_in_order(source: str, translation: str) -> str:
+    """A translation whose times between words increase as those of the source do. Players need that."""
+    clocks = iter(_CLOCK.findall(source))
+    return _CLOCK.sub(lambda clock: next(clocks, clock[0]), translation)
+
+
 def _goes_on(line: _Line, following: _Line) -> bool:
     """Return whether a sentence goes on in the next cue. A text with tags is translated alone."""
     if line.passage.elements or following.passage.elements:
+        return False
+    if line.voice != following.voice or _NAME.match(following.text):
+        return False
+    if following.cue.follows_comment or following.cue.opens < line.cue.opens:
+        return False
+    if following.cue.opens > line.cue.closes + _LONGEST_PAUSE:
         return False
     goes_on = following.text[:1].islower() or line.text.endswith((",", "，", "、"))
     return goes_on and not _ENDS.search(line.text)

@@ -362,6 +362,7 @@ SHAPES = {
     "comments": (".md", lambda count: b"{/* " * count),
     "roles": (".md", lambda count: b":a" * count),
     "attributes": (".docx", word_of_attributes),
+    "lines": (".vtt", lambda count: b"WEBVTT\n\n00:01.000 --> 00:02.000\n" + b"- a\n" * count),
     "voices": (".vtt", lambda count: b"WEBVTT\n\n00:01.000 --> 00:02.000\n" + b"<v a" * count),
 }
 

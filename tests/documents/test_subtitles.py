@@ -112,3 +112,41 @@ def test_translation_of_two_cues_is_cut_where_it_is_nearest_to_their_lengths() -
     document = f"1\n{FIRST}abcd,\n\n2\n{SECOND}efghi\n"
     translate = translator_by(lambda text: "aa bb cccc")
     assert translated(document, ".srt", translate) == f"1\n{FIRST}aa bb\n\n2\n{SECOND}cccc\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("00:01.000 --> 00:02.000\n<v Ann>one two,", "00:03.000 --> 00:04.000\n<v Bob>three."),
+        (
+            "00:01.000 --> 00:02.000\n<v Ann>one,</v>\n- two,",
+            "00:03.000 --> 00:04.000\n<v Ann>three.",
+        ),
+        ("00:01.000 --> 00:02.000\none two,", "00:03.000 --> 00:04.000\nBOB: three."),
+        ("00:01.000 --> 00:02.000\none two", "09:00.000 --> 09:04.000\nthree."),
+        ("00:09.000 --> 00:10.000\none two", "00:01.000 --> 00:02.000\nthree."),
+        ("00:01.000 --> 00:02.000\none two,", "NOTE scene\n\n00:03.000 --> 00:04.000\nthree."),
+    ],
+)
+def test_sentence_ends_with_its_speaker_and_scene(first: str, second: str) -> None:
+    seen: list[str] = []
+    translated(f"WEBVTT\n\n{first}\n\n{second}\n", ".vtt", translator_by(str, seen))
+    assert seen[-1].endswith("three.") and "two" not in seen[-1]
+
+
+def test_sentence_of_a_speaker_goes_on() -> None:
+    seen: list[str] = []
+    cues = "00:01.000 --> 00:02.000\n<v Ann>one,\n\n00:03.000 --> 00:04.000\n<v Ann>two."
+    translated(f"WEBVTT\n\n{cues}\n", ".vtt", translator_by(str, seen))
+    assert seen == ["one, two."]
+
+
+def test_times_between_words_increase_in_another_order() -> None:
+    """https://www.w3.org/TR/webvtt1/#webvtt-cue-timestamp"""
+    webvtt = pytest.importorskip("webvtt", reason="needs webvtt-py")
+    cue = "one <00:01.200>two <00:01.400>three <00:01.600>four"
+    document = f"WEBVTT\n\n00:01.000 --> 00:02.000\n{cue}\n"
+    (found,) = webvtt.from_string(translated(document, ".vtt", backwards)).captions
+    clocks = [part.split(">")[0] for part in found.raw_text.split("<")[1:]]
+    assert clocks == ["00:01.200", "00:01.400", "00:01.600"]
+    assert found.text.split() == ["FOUR", "THREE", "TWO", "ONE"]
