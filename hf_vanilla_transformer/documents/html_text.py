@@ -22,10 +22,10 @@ _BLOCK = names(
 )
 _VOID = names("area base br col embed frame hr img input link meta param source track wbr")
 
-#: Elements with content that is not translated, like elements with `translate="no"`.
-_KEPT = names(
-    "script style pre textarea svg math template noscript iframe code kbd samp tt var time rt rp"
-)
+#: Elements with content that is not translated, like elements with `translate="no"`: those whose content is no running
+#: text, and those that are translated with `translate="yes"`.
+_NEVER = names("script style pre textarea svg math template noscript iframe rt rp")
+_KEPT = names("code kbd samp tt var time")
 
 #: Elements without a required end tag, and the start tags that end them.
 _ENDED_BY: dict[str, frozenset[str]] = {
@@ -52,7 +52,12 @@ def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
         attributes.get("translate", "").lower() == "no"
         or "notranslate" in attributes.get("class", "").split()
     )
-    return marked or tag in _KEPT
+    return marked or tag in _NEVER or (tag in _KEPT and not _is_wanted(attributes))
+
+
+def _is_wanted(attributes: Mapping[str, str]) -> bool:
+    """Return whether an element is translated, also in one that is not. An empty value says so, too."""
+    return attributes.get("translate", "no").lower() in ("", "yes")
 
 
 def split_html(document: str) -> list["str | Passage"]:
@@ -87,13 +92,15 @@ def html_event(token: Token) -> Event:
     if token.kind == "empty" or token.tag in _VOID:
         return Event("other" if block else "point", token.tag, token.raw, block=block)
     kept = token.kind == "start" and _is_kept(token.tag, token.attributes)
-    return Event(
-        "point" if token.kind == "comment" else token.kind, token.tag, token.raw, kept, block
-    )
+    wanted = token.kind == "start" and _is_wanted(token.attributes)
+    kind = "point" if token.kind == "comment" else token.kind
+    return Event(kind, token.tag, token.raw, kept, block, wanted=wanted)
 
 
-def whole_elements(found: Iterable[Event]) -> list[Event]:
+def whole_elements(found: Iterable[Event], with_wanted: bool = True) -> list[Event]:
     """The events, with each element that is not translated as one of them: a point if it is inline.
+
+    Elements in it that are translated, `with_wanted`, divide it. In those, other elements are whole.
 
     So is a short `sub` or `sup` directly after text, such as a footnote's mark. If the word goes on after it, as in
     H<sub>2</sub>O, the word is part of the point.
@@ -108,12 +115,33 @@ def whole_elements(found: Iterable[Event]) -> list[Event]:
             stop = _end_of_element(events, index)
         elif event.kind == "start" and event.tag in _SCRIPTS:
             stop = _end_of_script(events, index)
-        if stop > index:
+        is_divided = with_wanted and event.kept and event.tag not in _NEVER
+        parts = _with_wanted(events[index:stop]) if is_divided else []
+        if stop > index and not parts:
             raw = raw_of(events[index:stop])
-            event = Event("other" if event.block else "point", event.tag, raw)
-        _add_event(whole, event)
+            parts = [Event("other" if event.block else "point", event.tag, raw)]
+        for part in parts or [event]:
+            _add_event(whole, part)
         index = max(stop, index + 1)
     return [event for event in whole if event.raw]
+
+
+def _with_wanted(element: list[Event]) -> list[Event]:
+    """The events of an element that is not translated, if it has elements that are. They are passages of their own."""
+    parts: list[Event] = []
+    position = 0
+    free = 1
+    for index, event in enumerate(element):
+        if index < free or event.kind != "start":
+            continue
+        if event.tag in _NEVER:
+            free = _end_of_element(element, index)
+        elif event.wanted:
+            free = _end_of_element(element, index)
+            before = Event("other", "", raw_of(element[position:index]))
+            parts += [before, *whole_elements(element[index:free], with_wanted=False)]
+            position = free
+    return [*parts, Event("other", "", raw_of(element[position:]))] if parts else []
 
 
 def _add_event(whole: list[Event], event: Event) -> None:

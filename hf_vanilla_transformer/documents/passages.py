@@ -39,6 +39,7 @@ class Event:
     kept: bool = False  # the start tag of an element that is not translated
     block: bool = False
     written: str | None = None  # in a translation, if it is not `raw`
+    wanted: bool = False  # the start tag of an element that is translated, also in a kept one
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
     texts = 0
     opened: list[int] = []  # how many texts stand before each mark that is open
     kept: list[tuple[str, list[str]]] = []  # the verbatim elements that are open
+    outside: list[list[tuple[str, list[str]]]] = []  # those around elements with translate="yes"
 
     def add(text: str | None) -> None:
         nonlocal has_text, texts
@@ -103,6 +104,9 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
             reading.markup["element", tag, _attributes(element)] += 1
             if tag in _LINES and not kept:
                 end_line(tag, "<")
+            if _is_wanted(element):
+                outside.append(kept)
+                kept = []
             if _is_verbatim(tag, element):
                 kept.append((tag, []))
             if tag in _MARKS:
@@ -112,6 +116,8 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
         if _is_verbatim(tag, element):
             kept_tag, verbatim = kept.pop()
             reading.markup["text of", kept_tag, "".join(verbatim)] += 1
+        if _is_wanted(element):
+            kept = outside.pop()
         if tag in _MARKS:
             reading.empty += opened.pop() == texts
         if tag in _LINES and not kept:
@@ -133,7 +139,12 @@ def _attributes_path() -> Any:
 
 
 def _is_verbatim(tag: str, element: XmlElement) -> bool:
-    return tag in _VERBATIM or element.get("translate", "").lower() == "no"
+    marked = element.get("translate", "").lower() == "no"
+    return marked or (tag in _VERBATIM and not _is_wanted(element))
+
+
+def _is_wanted(element: XmlElement) -> bool:
+    return element.get("translate", "no").lower() in ("", "yes")
 
 
 def read_subtitles(document: str) -> Reading:

@@ -793,6 +793,10 @@ MARKDOWN_CASES = [
 ]
 HTML_CASES = [
     (
+        "<p>a <i translate=no>x <b translate=yes>b c</b> y</i></p>",
+        "<p>A <i translate=no>x <b translate=yes>C B</b> y</i></p>",
+    ),
+    (
         "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>, a b",
         "B A <ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>,",
     ),

@@ -133,6 +133,15 @@ def test_inline_elements_follow_their_words(
         ("<dl><dt translate=no>x<dd>y</dl>rest", ["y", "rest"]),
         ("<table><tr><td translate=no>x<td>y<tr><td>z</table>rest", ["y", "z", "rest"]),
         ("<p translate=no>x<p>y", ["y"]),
+        # https://html.spec.whatwg.org/#the-translate-attribute
+        ("<p>a <i translate=no>x <b translate=yes>b c</b> y</i> d</p>", ["a", "b c", "d"]),
+        (
+            "<div translate=no>x<p translate>b <tt>y</tt> c</p>z<p translate=yes>d</div>e",
+            ["b c", "d", "e"],
+        ),
+        ("<p>a <code translate=yes>b c</code> d</p>", ["a b c d"]),
+        ("<div class=notranslate>x <i translate=YES>b <s translate=no>y</s></i></div>", ["b"]),
+        ("<pre translate=no>x <b translate=yes>y</b></pre><svg><b translate=yes>z</b></svg>", []),
         ("<div><p translate=no>x</div>rest", ["rest"]),
         ("<p>a <span translate=no>x</p><p>rest</p>", ["a", "rest"]),
         ("<select><option translate=no>x<option>y</select>", ["y"]),
