@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.languages import card_languages
 from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
-from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
 from hf_vanilla_transformer.utils.model_folder import check_model_files, check_search
 from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
@@ -536,6 +536,53 @@ def test_special_tokens_of_the_model_are_those_of_its_tokenizers(
     assert line.startswith(
         f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay"
     )
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_folder_without_the_tokenizer_of_its_target_is_named(is_file: bool, tmp_path: Path) -> None:
+    lines = ["one two three"] * 3, ["eins zwei"] * 3
+    folder = save_model(tmp_path / "model", *lines)
+    config = json.loads((folder / CONFIG).read_text())
+    assert config["vocab_size"] != config["decoder_vocab_size"]
+    shutil.rmtree(folder / "target_tokenizer")
+    if is_file:
+        (folder / "target_tokenizer").touch()
+    line = error_of(load_tokenizers, folder)
+    expected = f"{folder / 'target_tokenizer'} is a file" if is_file else "lacks target_tokenizer"
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_right"),
+    [
+        ((300, None), True),
+        ((300, 300), True),
+        ((300, 304), True),  # a multiple of 8
+        ((300, 320), True),
+        ((512, 300), True),
+        ((304, 304), True),
+        ((300, 310), False),
+        ((310, 300), False),
+        ((300, 328), False),  # too many rows for a multiple of 8
+        ((300, 296), False),  # fewer than tokens
+    ],
+)
+def test_one_tokenizer_serves_vocabularies_that_are_padded(
+    sizes: tuple[int, int | None], is_right: bool, tmp_path: Path
+) -> None:
+    tokenizer = train_tokenizer(["one two three four five six seven"] * 9, 300)
+    rows = dict(zip(("vocab_size", "decoder_vocab_size"), sizes, strict=True))
+    if len(tokenizer) != 300:
+        tokenizer.add_tokens([f"<{number}>" for number in range(300 - len(tokenizer))])
+    save_tokenizers(tmp_path, tokenizer)
+    special = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos")
+    }
+    (tmp_path / CONFIG).write_text(json.dumps(rows | special))
+    if is_right:
+        load_tokenizers(tmp_path)
+    else:
+        assert "lacks target_tokenizer" in error_of(load_tokenizers, tmp_path)
 
 
 PARTS = {

@@ -171,6 +171,10 @@ def test_missing_target_tokenizer_is_refused(tmp_path):
     assert len(source) > model.config.decoder_vocab_size
     with pytest.raises(ValueError, match="target_tokenizer=None"):
         TranslationPipeline(model, source, device="cpu")
+    small = train_tokenizer(["one"] * 3, 262)  # it would fit, but is that of the source
+    assert len(small) < min(model.config.vocab_size, model.config.decoder_vocab_size)
+    with pytest.raises(ValueError, match="target_tokenizer=None"):
+        TranslationPipeline(model, small, device="cpu")
 
 
 def test_pipeline_supports_marian(translate):

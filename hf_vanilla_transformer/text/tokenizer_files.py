@@ -27,6 +27,9 @@ TARGET_FOLDER = "target_tokenizer"
 # Arguments of `from_pretrained` that transformers saves with a tokenizer.
 _LOADING = ("is_local", "local_files_only")
 
+# Embeddings are padded to a multiple of this, or of more, for the sake of speed.
+_LEAST_PADDING = 8
+
 # Characters for each one of a text.
 _MAX_GROWTH = 1000
 
@@ -100,11 +103,14 @@ def load_tokenizers(
         (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.
 
     Raises:
-        UserError: there is no tokenizer, or one that cannot pad, or its special tokens are not the model's.
+        UserError: there is no tokenizer, or one that cannot pad, or its special tokens are not the model's, or
+            it is that of the source alone.
     """
     folder = Path(directory).expanduser()
     target_folder = folder / TARGET_FOLDER
     source = load_tokenizer(folder)
+    if target_folder.is_file():
+        raise UserError(f"{target_folder} is a file, not the folder of the target's tokenizer")
     target = load_tokenizer(target_folder) if target_folder.is_dir() else source
     for tokenizer, place in ((source, folder), (target, target_folder)):
         if tokenizer.pad_token is None:
@@ -114,6 +120,8 @@ def load_tokenizers(
     if (folder / "config.json").is_file():
         config = read_json_object(folder / "config.json")
         _check_source(source, folder, config)
+        if target is source:
+            _check_shared(source, folder, config)
         _check_target(target, target_folder if target is not source else folder, config)
     return source, target
 
@@ -129,6 +137,23 @@ def _check_source(
             f"{folder}: its tokenizer, a {type(tokenizer).__name__}, adds token {added}, "
             f"{shown(tokenizer.convert_ids_to_tokens(added))}, to every text, and the model's vocab_size is {rows}: "
             "name the right tokenizer_class in tokenizer_config.json"
+        )
+
+
+def _check_shared(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, config: Mapping[str, Any]
+) -> None:
+    """Refuse one tokenizer for two vocabularies of other sizes. A vocabulary may have rows beyond the tokens."""
+    sizes = config.get("vocab_size"), config.get("decoder_vocab_size")
+    rows = [size for size in sizes if type(size) is int]
+    if len({*rows}) < 2 or target_vocabulary(tokenizer) is not None:
+        return
+    step = max(rows) & -max(rows)  # the largest power of 2 to which they can be padded
+    is_padded = step >= _LEAST_PADDING and max(rows) - len(tokenizer) < step
+    if len(tokenizer) > min(rows) or not is_padded:
+        raise UserError(
+            f"{folder}: the folder lacks {TARGET_FOLDER}: the model has {rows[0]} source and {rows[1]} target tokens, "
+            f"the one tokenizer has {len(tokenizer)}: copy the whole folder"
         )
 
 
