@@ -1,7 +1,6 @@
 """The answers of a server to LibreTranslate's clients and to the page."""
 
 import asyncio
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from ..text.language_codes import language_match
 from ..text.language_detection import detect_languages
 from ..utils.errors import shown
 from . import schemas
-from .document_process import DocumentProcesses, ServerEnds, Upload
+from .document_process import DocumentProcesses, ServerEnds, TranslateInServer, Upload
 from .metrics import ServerMetrics
 from .options import Limits
 from .request_body import UploadedFile
@@ -192,17 +191,15 @@ class Server:
             )
         if request.source == "auto":
             target = self._known(request.target)
-            archive = file.content.startswith(b"PK")
-            if archive and len({source for source, other in self.routes if other == target}) > 1:
+            is_memory = suffix.lower() == ".tmx"  # which has texts of several languages
+            sources = {source for source, other in self.routes if other == target}
+            if is_memory and len(sources) > 1:
                 raise HTTPException(
                     400, f"source: auto is not supported for {suffix}; give a language code"
                 )
-            text = (
-                ""
-                if archive
-                else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
-            )
-            (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
+            has_text = sources and not is_memory
+            text = await self._passages(file.content, suffix, target) if has_text else ""
+            (found,) = await self._detected([text], target)
             request = request.model_copy(update={"source": found.language})
         content = file.content
         warnings = list[str]()
@@ -216,11 +213,27 @@ class Server:
         async def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
             return await pair.translate_aligned(texts, warnings, range(len(texts)))
 
+        return await self._through_document(content, suffix, pair.source, pair.target, translate)
+
+    async def _passages(self, content: bytes, suffix: str, target: str) -> str:
+        """The text of a document that would be translated, without its scripts, notes and keywords."""
+        passages = list[str]()
+
+        async def collect(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+            passages.extend(texts)
+            return [[TranslatedPart(text, text)] for text in texts]
+
+        await self._through_document(content, suffix, "", target, collect)
+        return "\n".join(passages)
+
+    async def _through_document(
+        self, content: bytes, suffix: str, source: str, target: str, translate: TranslateInServer
+    ) -> bytes:
         upload = Upload(
             content=content,
             suffix=suffix,
-            source=pair.source,
-            target=pair.target,
+            source=source,
+            target=target,
             max_characters=self.limits.max_characters,
             seconds=self.limits.timeout,
         )

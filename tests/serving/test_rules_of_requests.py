@@ -16,8 +16,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from fastapi import HTTPException
 from starlette.requests import ClientDisconnect
 
+from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.documents.documents import Part
 from hf_vanilla_transformer.engine.continuous import FoundHypothesis
+from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.serving import app, interface, schemas
 from hf_vanilla_transformer.serving.document_process import ServerEnds, Upload
 from hf_vanilla_transformer.serving.engine import QueueFull
@@ -363,6 +365,66 @@ def file_request(source: str, name: str, content: bytes) -> schemas.FileRequest:
     return schemas.FileRequest(file=UploadedFile(name, content), source=source, target="de")
 
 
+async def of_this_process(upload: Upload, translate: Callable) -> bytes:
+    """Read a document as `DocumentProcesses` does. The translation must not wait."""
+
+    def translated(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+        try:
+            translate(texts).send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("it waits")
+
+    return translate_document(
+        upload.content, upload.suffix, translated, upload.source, upload.target
+    )
+
+
+RUSSIAN = "Привет, друг"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.txt", b"Guten Morgen\n", "Guten Morgen"),
+        (
+            "a.html",
+            b"<head><script>let the = 'words of the page'</script><style>the {}</style></head><p>Ja, <b>gut</b></p>",
+            "Ja, gut",
+        ),
+        ("a.html", f'<meta charset="windows-1251"><p>{RUSSIAN}</p>'.encode("cp1251"), RUSSIAN),
+        ("a.txt", RUSSIAN.encode("utf-16"), RUSSIAN),
+        (
+            "a.po",
+            b'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+            b'# the note of the translator\nmsgid "Guten Morgen"\nmsgstr ""\n',
+            "Guten Morgen",
+        ),
+        (
+            "a.vtt",
+            b"WEBVTT\n\nNOTE the note of the studio\n\n00:01.000 --> 00:02.000\nJa, gut.\n",
+            "Ja, gut.",
+        ),
+        ("a.md", b"---\ntitle: of the page\n---\n\n```\nthe code\n```\n\nJa, gut.\n", "Ja, gut."),
+    ],
+    ids=["text", "html", "html-1251", "utf-16", "po", "vtt", "md"],
+)
+def test_language_of_a_document_is_that_of_its_passages(
+    name: str, content: bytes, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detect = detected_by({"fr": 1.0})
+    monkeypatch.setattr(interface, "detect_languages", detect)
+    made = server("ar-de", "fr-de")
+    made.documents = SimpleNamespace(translate=of_this_process)  # type: ignore[assignment]
+
+    async def translated_file(pair: Any, content: bytes, *others: Any) -> bytes:
+        return content
+
+    monkeypatch.setattr(made, "_translated_file", translated_file)
+    run(made.translate_file(file_request("auto", name, content)))
+    assert [seen.strip("\ufeff\n") for seen, _ in detect.seen] == [text]
+
+
 def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     detect = detected_by({"fr": 1.0})
     monkeypatch.setattr(interface, "detect_languages", detect)
@@ -374,17 +436,16 @@ def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
         return content.upper()
 
     monkeypatch.setattr(made, "_translated_file", translated_file)
-    html = b"<p class='x'>bonjour\xff</p> " + b"x" * 30
+    made.documents = SimpleNamespace(translate=of_this_process)  # type: ignore[assignment]
+    html = b"<p class='x'>bonjour</p><script>of the page</script>"
     key, warnings = run(made.translate_file(file_request("auto", "../a b.HTML", html)))
     assert (made.files[key], warnings) == (html.upper(), [])
     assert key.endswith(".a b.HTML")
-    assert [text for text, _ in detect.seen] == [" bonjour  xxxx"], (
-        "as many bytes as characters are allowed"
-    )
+    assert [text for text, _ in detect.seen] == ["bonjour"]
     run(made.translate_file(file_request("ar", "a.docx", b"PK")))
     assert used == [("fr-de", ".HTML"), ("ar-de", ".docx")]
-    message = "400: source: auto is not supported for .docx; give a language code"
-    assert refusal(made.translate_file, file_request("auto", "a.docx", b"PK")) == message
+    message = "400: source: auto is not supported for .tmx; give a language code"
+    assert refusal(made.translate_file, file_request("auto", "a.tmx", b"<tmx>")) == message
     key, _ = run(made.translate_file(file_request("de", "a.txt", b"as it is")))
     assert made.files[key] == b"as it is"
     for name in ("a.exe", "a", "html"):
@@ -393,12 +454,12 @@ def test_languages_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     no_source = "400: German (de) is not available as a target language"
     into_english = server("de-en")
-    archive = file_request("auto", "a.docx", b"PK")
-    assert refusal(into_english.translate_file, archive) == no_source
+    damaged = file_request("auto", "a.docx", b"PK")
+    assert refusal(into_english.translate_file, damaged) == no_source
     single = server("en-de", "fr-it", "it-aa")
     monkeypatch.setattr(single, "_translated_file", translated_file)
-    run(single.translate_file(file_request("auto", "a.docx", b"PK")))
-    assert used[-1] == ("en-de", ".docx"), "the only source needs no text"
+    run(single.translate_file(file_request("auto", "a.tmx", b"<tmx>")))
+    assert used[-1] == ("en-de", ".tmx"), "the only source needs no text"
 
 
 def test_document_is_translated_within_the_limits_of_a_request() -> None:
