@@ -24,8 +24,20 @@ _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
 _ADDRESS = (
     rf"(?:[^\s<>\"(){UNSPACED}\u3000-\u303f\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
 )
+# Hosts start with a letter of a script without spaces only after a scheme.
+_HOST = (
+    rf"(?=[{UNSPACED}\uac00-\ud7af])(?:[\w-]+\.)+(?:[A-Za-z]{{2,}}(?![A-Za-z])|[^\W\d_]{{2,}}(?=/))"
+)
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|(?:tel|sms|urn|sip|xmpp):(?=\S)"
 _ROOT = r"[A-Za-z]:[\\/](?=[A-Za-z0-9_])|\\\\(?=[A-Za-z0-9_])|~/|\.\.?/(?=[A-Za-z0-9_])"
+# No suffix that is a word, which may follow a full stop without a space, such as .bin and .dat.
+_SUFFIXES = (
+    "7z|apk|avi|avif|bak|bib|bmp|bz2|cfg|conf|cpp|css|csv|dll|dmg|doc|docm|docx|eml|epub|exe|flac|gif|gz|heic|hpp|htm|html"
+    "|ics|ini|ipynb|iso|jar|jpeg|jpg|js|json|jsonl|jsx|log|md|mkv|mov|mp3|mp4|mpeg|odp|ods|odt|ogg|otf|pdf|php|png|ppt|pptx"
+    "|psd|py|rar|rb|rst|rtf|scss|sh|sql|sqlite|srt|svg|tex|tgz|tif|tiff|tmp|tmx|toml|ts|tsv|tsx|ttf|txt|vtt|wav|webm|webp"
+    "|woff|woff2|xlf|xliff|xls|xlsm|xlsx|xml|xz|yaml|yml|zip"
+)
+_SUFFIX = f"{_SUFFIXES}|{_SUFFIXES.upper()}"
 _EXPRESSION = rf"\{{(?!\\)\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?"
 _PERCENT = r"%(?![A-Za-z0-9_%({+#'*@-]|\.\d)"
 
@@ -33,7 +45,7 @@ _PERCENT = r"%(?![A-Za-z0-9_%({+#'*@-]|\.\d)"
 IN_WORDS = (
     SpanKind(
         "URL",
-        rf"(?<![A-Za-z0-9])(?:{_SCHEME}){_ADDRESS}",
+        rf"(?<![A-Za-z0-9])(?:{_SCHEME})(?:{_HOST}(?:(?=[/:?#]){_ADDRESS})?|{_ADDRESS})",
         "https://example.com/a?b=(x)",
         "see: this",
     ),
@@ -45,7 +57,8 @@ IN_WORDS = (
     ),
     SpanKind(
         "path from the root",
-        r"(?<![A-Za-z0-9_.~/<)\]])/[A-Za-z_.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.*-]+)+(?<![.,])",
+        r"(?<![A-Za-z0-9_.~/<)\]])/[A-Za-z_.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.*-]+)+(?<![.,])"
+        rf"(?:\?[A-Za-z0-9_.-]+=(?:{_ADDRESS})?)?",
         "/etc/nginx/nginx.conf",
         "day/month/year",
     ),
@@ -60,6 +73,12 @@ IN_WORDS = (
         r"(?<![A-Za-z0-9_./-])(?:[A-Za-z_][A-Za-z0-9_-]*/)+[A-Za-z0-9_-]+\.[a-z][a-z0-9]{0,4}(?![A-Za-z0-9_/])",
         "src/main.py",
         "input/output. Then",
+    ),
+    SpanKind(
+        "name of a file",
+        rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9_][A-Za-z0-9_-]*\.)+(?:{_SUFFIX})(?![A-Za-z0-9_/@-]|\.[A-Za-z0-9])",
+        "report-2.final.pdf",
+        "the end.The",
     ),
     SpanKind(
         "number of a host",
@@ -204,5 +223,5 @@ SPAN = re.compile(
 )
 #: A character of every span, so that a sentence without spans costs no more than this search.
 SIGN = re.compile(
-    rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-|www\."
+    rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-|www\.|\w\.[A-Za-z7][A-Za-z0-9]"
 )

@@ -20,6 +20,8 @@ https://example.com/a?b=c&d=(x) www.example.org/~me ann.b@mail.example.org {name
 <!here> *|FNAME|* %%Name_1%% [/caption] [b] [url=x] %<n>d @ann:matrix.org tel:+49123 C:\\Users\\ann\\a.txt
 /etc/nginx/nginx.conf ~/a/b.txt ./configure ../x src/main.py example.com/a?b 192.168.0.1:8080 10.0.0.1
 3f2504e0-4f89-11d3-9a0c-0305e82c3301 \\textbf{bold} \\alpha \\(a+b\\) \\(name) $x^2$ \\n 2024-01-31T12:00:00Z
+report.pdf REPORT.PDF Größe.xlsx README.md my_file-2.tar.gz a.b.json /api/v1/users?id=37 /api/v1/users?id=37&q=a,b
+http://例え.jp/ https://例え.jp/a?b=ü http://例え.テスト/ http://한국.kr
 12:30:05.123 09:15+02:00 😀 👨\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3
 """
 WITH_SPACES = """
@@ -74,6 +76,10 @@ see (this): a; b
 AT&T e.g. this (i.e. that), U.S./U.K.
 $100 million, 5'10" or 10,000.50 kg
 a/b. Then c.
+The end.The start, the end.so it is
+Er ging.ich bin.bin ich da.dat is
+it is 3.5 or 1.2.3 or Python 3.py4 at 7.z
+example.org, docs.python.org, U.S.A. and Ph.D. and e.g.pdf2 or a.pdf_x
 one: (two) a) b; c
 """
 
