@@ -360,6 +360,7 @@ def sentencepiece_tokenizer(source: TextSide, target: TextSide) -> PreTrainedTok
             **source.special,
             separate_vocabs=separate,
             model_max_length=_NO_LIMIT,
+            split_special_tokens=True,  # "</s>" in a text is text
         )
 
 
@@ -407,6 +408,7 @@ def bpe_tokenizer(side: TextSide) -> PreTrainedTokenizerBase:
             tgt_vocab_file=file,
             merges_file=_write_merges(folder, side),
             model_max_length=_NO_LIMIT,
+            split_special_tokens=True,
             **settings,
         )
 

@@ -411,8 +411,9 @@ def test_marian_tokenizer_is_of_one_vocabulary_or_of_two(tmp_path: Path) -> None
         assert tokenizer.separate_vocabs is is_separate
         ids = {token: number for number, token in enumerate(target.tokens)}
         processor = sentencepiece.SentencePieceProcessor(model_file=str(target.spm))
-        expected = [ids.get(piece, 0) for piece in processor.encode(TARGETS[0], out_type=str)]
-        assert tokenizer(text_target=TARGETS[0])["input_ids"] == [*expected, 3]
+        for text in (TARGETS[0], "ein </s> und <unk><pad> <s>"):
+            expected = [ids.get(piece, 0) for piece in processor.encode(text, out_type=str)]
+            assert tokenizer(text_target=text)["input_ids"] == [*expected, 3]
         assert tokenizer.model_max_length == 10**9
     bad = TextSide(NAMES, SPECIAL, spm=tmp_path / "none.spm")
     assert "none.spm: no such file" in error_of(vocabularies.sentencepiece_tokenizer, bad, bad)
@@ -477,6 +478,7 @@ def test_codes_of_both_sides_give_one_class_that_ends_or_none(tmp_path: Path) ->
     for tokenizer in (found.tokenizer, found.target_tokenizer):
         assert type(tokenizer).__name__ == "FSMTTokenizer"
         assert tokenizer(line)["input_ids"] == [*expected, 3]
+        assert {1, 2, 3}.isdisjoint(tokenizer("</s> <pad> <s>")["input_ids"][:-1])
         assert (tokenizer.src_lang, tokenizer.tgt_lang) == ("de", "de")
         assert tokenizer.bos_token_id == 2
         assert tokenizer.sep_token == "</s>"
