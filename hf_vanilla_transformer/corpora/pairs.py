@@ -49,6 +49,7 @@ class PairReport:
     repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines that had it
     #: of a whole table: hash of the kept pairs in their order, independent of the file format
     fingerprint: str = ""
+    blank: int = 0  #: number of blank lines, which are no rows
 
     def drop(self, reason: str, line: int) -> None:
         """Count a dropped row."""
@@ -131,6 +132,7 @@ def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[str | 
             _check_encoding(report)
         line, (text, translation), _ = row
         if text is BLANK:
+            report.blank += 1
             continue
         reason = defect("source", text) or defect("target", translation)
         if reason is None:

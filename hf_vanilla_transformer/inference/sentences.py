@@ -12,6 +12,7 @@ from ..corpora.readers import BLANK, BadRow, is_zipped
 from ..text.cells import text_of
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
+from ..utils.system_info import counted
 from .text_io import input_lines, on_one_line
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ def stream_sentence_pairs(
 ) -> Iterator[tuple[str, str, Cells]]:
     """Yield sentences, their translations, and the other cells of the rows of the source.
 
-    If both are one file with pairs, its incomplete rows are dropped and counted in a warning, as in training.
+    If both are one file with pairs, its incomplete rows and blank lines are dropped and counted in warnings, as in
+    training.
 
     Args:
         source, target: as `path` of `read_sentences`. Without a target, translations are empty.
@@ -190,6 +192,8 @@ def _pairs_of_rows(
             yield source, target, cells
     if report.dropped:
         logger.warning("%s: %s", path, report.summary())
+    if report.blank:
+        logger.warning("%s: %s left out, as in training", path, counted(report.blank, "blank line"))
 
 
 def _are_one_file(source: str | Path, target: str | Path) -> bool:

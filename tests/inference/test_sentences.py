@@ -14,6 +14,7 @@ from hf_vanilla_transformer.inference.sentences import (
 )
 from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.utils.system_info import counted
 from tests.model_helpers import error_of
 from tests.pair_files import PAIRS, write_pairs
 
@@ -171,7 +172,7 @@ PATTERN = Columns(line_pattern="(?P<source>.*) = (?P<target>.*)")
         ),
     ],
 )
-def test_blank_line_stays_empty_and_is_no_pair(tmp_path, name, text, columns, expected):
+def test_blank_line_stays_empty_and_is_no_pair(tmp_path, caplog, name, text, columns, expected):
     path = tmp_path / name
     path.write_text(text)
     assert list(read_sentences(path, columns=columns)) == expected
@@ -184,6 +185,10 @@ def test_blank_line_stays_empty_and_is_no_pair(tmp_path, name, text, columns, ex
     )
     pairs, report = load_pairs(path, **fields)
     assert pairs["source"][:] == ["one", "two"] and report.seen == 2
+    assert read_sentence_pairs(path, path, columns)[:2] == (["one", "two"], ["eins", "zwei"])
+    blank = expected.count("")
+    lines = [f"{path}: {counted(blank, 'blank line')} left out, as in training"] if blank else []
+    assert caplog.messages == lines
 
 
 def test_blank_line_has_the_languages_of_no_row(tmp_path):
