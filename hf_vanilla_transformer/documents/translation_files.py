@@ -102,6 +102,7 @@ class _Document:
         self.epilog = text[len(text.rstrip()) :]
         self.has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
         self._fillings: list[Filling] = []
+        self._filled: list[tuple[XmlElement, XmlElement]] = []  # sources and their targets
 
     def add_target(self, unit: XmlElement, source: XmlElement) -> None:
         """Fill the target of a unit, or those of its segments that have no translation."""
@@ -130,6 +131,7 @@ class _Document:
             if element.get("state") in UNTRANSLATED:
                 element.set("state", "translated")
                 element.attrib.pop("subState", None)  # it is one of the old state
+        target.attrib.pop("state-qualifier", None)  # it is one of the old translation
         places = _segments_of(target, are_marked)
         for number in missing:
             if number not in places:
@@ -152,6 +154,7 @@ class _Document:
             raise UserError(
                 'documents: <sm translate="no"> is not supported; write <mrk translate="no"> around its text'
             )
+        self._filled.append((source, target))
         self._fillings.append(_Codes().filling(copy.deepcopy(source), target))
 
     def translated(self, translate: TranslateTexts) -> str:
@@ -162,9 +165,41 @@ class _Document:
         translations = iter(translate([passage.text for passage in passages]))
         for pieces, write in self._fillings:
             write(join_pieces(pieces, translations))
+        for source, target in self._filled:
+            _keep_order(source, target)
         body = etree.tostring(self.root, encoding="unicode", with_tail=False)
         body = body.replace("\n", "\r\n") if self.has_crlf else body
         return self.prolog + body + self.epilog
+
+
+def _keep_order(source: XmlElement, target: XmlElement) -> None:
+    """Give the codes of a target that must not be reordered the order of its source. Its words keep their places.
+
+    Raises:
+        UserError: the codes enclose each other, or words that others do not.
+    """
+    order = _fixed_codes(source)
+    codes = _fixed_codes(target)
+    sources = [(code.tag, dict(code.attrib)) for code in order]
+    if sources == [(code.tag, dict(code.attrib)) for code in codes]:
+        return
+    for code, (tag, attributes) in zip(codes, sources, strict=True):
+        is_other = code.tag != tag and "pc" in (local_name(code), tag.rpartition("}")[2])
+        if is_other or _fixed_codes(code):
+            raise UserError(
+                f"documents: the translation of {''.join(source.itertext())[:60]!r} would change the order of codes "
+                "with canReorder; translate this segment by hand first"
+            )
+        code.tag = tag
+        code.attrib.clear()
+        code.attrib.update(attributes)
+
+
+def _fixed_codes(element: XmlElement) -> list[XmlElement]:
+    """The codes in an element that stand in an order: https://docs.oasis-open.org/xliff/xliff-core/v2.1/#canreorder"""
+    return [
+        code for code in element.iterdescendants("*") if code.get("canReorder") in ("firstNo", "no")
+    ]
 
 
 def _new_after(element: XmlElement, name: str) -> XmlElement:

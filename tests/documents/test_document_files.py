@@ -828,6 +828,10 @@ XLIFF_CASES = [
         '<segment state="initial" subState="my:value"><source>a b</source><target>x</target></segment>',
         '<segment state="translated"><source>a b</source><target>B A</target></segment>',
     ),
+    (
+        '<trans-unit><source>a b</source><target state="new" state-qualifier="id-match">x</target></trans-unit>',
+        '<trans-unit><source>a b</source><target state="translated">B A</target></trans-unit>',
+    ),
 ]
 XLIFF_CASES += [
     (
@@ -842,6 +846,14 @@ XLIFF_CASES += [
         ),
         ('a <sc id="1"/>b c<ec startRef="1"/> d', 'D <sc id="1"/>C B<ec startRef="1"/> A'),
         ('a <sm id="1"/>b c<em startRef="1"/> d', 'D <sm id="1"/>C B<em startRef="1"/> A'),
+        (
+            'a <pc id="1" canReorder="firstNo">b</pc> <pc id="2" canReorder="no">c</pc> <pc id="3">d</pc>',
+            '<pc id="3">D</pc> <pc id="1" canReorder="firstNo">C</pc> <pc id="2" canReorder="no">B</pc> A',
+        ),
+        (
+            'a <ph id="1" canReorder="firstNo"/>b <ph id="3"/><ph id="2" canReorder="no"/>c',
+            '<ph id="3"/><ph id="1" canReorder="firstNo"/>C <ph id="2" canReorder="no"/>B A',
+        ),
     ]
 ]
 BREAKS = [
@@ -902,6 +914,13 @@ def test_markup_goes_with_its_words(suffix: str, document: str, expected: str | 
     else:
         assert translated(document, translator_by(str)) == document
         assert translated(document, backwards) == expected
+
+
+def test_codes_that_cannot_take_the_place_of_each_other_are_refused() -> None:
+    codes = '<ph id="1" canReorder="firstNo"/>a <pc id="2" canReorder="no">b</pc>'
+    document = f"<segment><source>{codes}</source></segment>"
+    refusal = error_of(translate_document, document.encode(), ".xlf", backwards)
+    assert refusal.startswith("documents: the translation of 'a b' would change the order of codes")
 
 
 def test_white_space_of_a_translation_memory_stays() -> None:
