@@ -62,14 +62,61 @@ def docx_texts(root: XmlElement) -> list[Filling]:
         if _is_word(run):
             _divide(run)
     _enclose_fields(root)
+    caps = _drop_caps(root)
+    letters = set(caps.values())
     texts: list[Filling] = []
     for container in root.iter("{*}p", "{*}Choice", "{*}Fallback"):
         paragraph = _paragraph_with_runs(container)
-        if paragraph is None or is_code_style(_style(paragraph, "pPr", "pStyle")):
+        if paragraph is None or paragraph in letters:
+            continue
+        if is_code_style(_style(paragraph, "pPr", "pStyle")):
             continue
         namespace = paragraph.tag.rpartition("}")[0] + "}"
-        texts.append(_Runs(namespace).filling(container, container))
+        cap = caps.get(container)
+        runs = _Runs(namespace)
+        texts.append(
+            runs.filling(container, container) if cap is None else _with_cap(runs, container, cap)
+        )
     return texts
+
+
+def _drop_caps(root: XmlElement) -> dict[XmlElement, XmlElement]:
+    """The paragraphs that start with a drop cap -> the paragraph of this letter."""
+    caps: dict[XmlElement, XmlElement] = {}
+    for frame in root.iter("{*}framePr"):
+        cap = frame.getparent().getparent()
+        following = cap.getnext()
+        if attribute_of(frame, "dropCap") not in ("drop", "margin") or following is None:
+            continue
+        texts = _texts(following)
+        run = texts[0].getparent() if texts else following
+        is_plain = run.getparent() is following and not is_code_style(_style(run, "rPr", "rStyle"))
+        if is_plain and local_name(following) == "p" and len(_texts(cap)) == 1:
+            caps[following] = cap
+    return caps
+
+
+def _texts(paragraph: XmlElement) -> list[XmlElement]:
+    return [text for text in paragraph.iter("{*}t") if text.text]
+
+
+def _with_cap(runs: "_Runs", paragraph: XmlElement, cap: XmlElement) -> Filling:
+    """The pieces of a paragraph with its drop cap, which becomes the first letter of their translation."""
+    (letter,) = _texts(cap)
+    first = _texts(paragraph)[0]
+    rest = first.text
+    first.text = letter.text + rest
+    pieces, write = runs.filling(paragraph, paragraph)
+    first.text = rest
+
+    def write_both(markup: str) -> None:
+        write(markup)
+        start = _texts(paragraph)[0]
+        end = re.match(r"\W*\w?", start.text).end()  # type: ignore[union-attr]
+        letter.text = start.text[:end]
+        start.text = start.text[end:]
+
+    return pieces, write_both
 
 
 def _paragraph_with_runs(container: XmlElement) -> "XmlElement | None":

@@ -947,6 +947,32 @@ def test_hyphens_of_word_stay_in_their_word(name: str, hyphen: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cap", "rest", "expected"),
+    [("O", "nce a b", ["B", " A ONCE"]), ("A", " b", ["B", " A"]), ("“O", "ne”", ["“O", "NE”"])],
+)
+def test_drop_cap_of_word_is_the_first_letter(cap: str, rest: str, expected: list[str]) -> None:
+    """It is a paragraph in a frame: ECMA-376, 17.3.1.11."""
+    frame = '<w:pPr><w:framePr w:dropCap="drop" w:lines="3"/></w:pPr>'
+    large = run(cap, '<w:sz w:val="96"/>')
+    paragraphs = f"<w:p>{frame}{large}</w:p><w:p>{run(rest)}</w:p>"
+    part = f'<w:document xmlns:w="{W}"><w:body>{paragraphs}</w:body></w:document>'
+    translated = translate_document(zipped({"word/document.xml": part}), ".docx", backwards)
+    body = etree.fromstring(content_of(translated)[0][1])[0]
+    assert ["".join(paragraph.itertext()) for paragraph in body] == expected
+    assert body[0].find(".//{*}sz") is not None and body[1].find(".//{*}sz") is None
+
+
+def test_drop_cap_of_a_text_that_stays_is_kept() -> None:
+    frame = '<w:pPr><w:framePr w:dropCap="drop"/></w:pPr>'
+    paragraphs = f"<w:p>{frame}{run('O')}</w:p><w:p>{run('nce')}</w:p><w:p>{run('six')}</w:p>"
+    part = f'<w:document xmlns:w="{W}"><w:body>{paragraphs}</w:body></w:document>'
+    translate = translator_by(lambda text: text.replace("six", "sechs"))
+    translated = translate_document(zipped({"word/document.xml": part}), ".docx", translate)
+    body = etree.fromstring(content_of(translated)[0][1])[0]
+    assert ["".join(paragraph.itertext()) for paragraph in body] == ["O", "nce", "sechs"]
+
+
 @pytest.mark.parametrize("suffix", [".docx", ".odt"])
 @pytest.mark.parametrize("files", [{}, {"xl/workbook.xml": "<x/>"}])
 def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -> None:
