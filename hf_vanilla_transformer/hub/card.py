@@ -24,7 +24,7 @@ from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.markdown import isolated, markdown_table
-from ..utils.untrusted import read_json_object
+from ..utils.untrusted import one_line, read_json_object
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
@@ -132,11 +132,20 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
     """Replace the model's name in a card by its name on the Hub, so that the usage code loads it from there.
 
     A card that this package did not write keeps its name. `license` is an id of the Hub. None keeps the card's.
+
+    Raises:
+        UserError: the metadata that would change cannot be read.
     """
+    text = text.removeprefix("\ufeff")  # before the metadata, it hides them
     usage = re.search(r'^name = "([^"\n]+)"', text, re.MULTILINE)
     if usage is None and license is None:
         return text
-    card = ModelCard(text, ignore_metadata_errors=True)
+    try:
+        card = ModelCard(text, ignore_metadata_errors=True)
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise UserError(
+            f"README.md: its metadata between the lines --- is damaged ({one_line(error)}): correct it"
+        ) from None
     data: Any = card.data
     if license is not None:
         data.license = license

@@ -158,7 +158,10 @@ def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) ->
         config = read_json_object(folder / "config.json")
         text = str(model_card(folder, CardFacts(model_name=repo_id, config=config)))
     else:
-        text = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
+        try:
+            text = card.decode() if isinstance(card, bytes) else card.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{folder / CARD}: no UTF-8 text ({error})") from None
     return card_for_repository(text, repo_id, license).encode()
 
 

@@ -14,7 +14,7 @@ from hf_vanilla_transformer.hub import CardFacts, write_model_card
 from hf_vanilla_transformer.hub import card as card_module
 from hf_vanilla_transformer.hub.card import card_for_repository
 from hf_vanilla_transformer.inference.languages import card_languages
-from tests.model_helpers import save_model
+from tests.model_helpers import error_of, save_model
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 CHRF_SIGNATURE = "chrF2|nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.6.0"
@@ -178,6 +178,20 @@ def test_only_the_title_takes_the_name_of_the_repository() -> None:
     renamed = card_for_repository(text, "org/other")
     expected = usage.replace("# mine", "# other", 1).replace('"mine"', '"org/other"')
     assert renamed.rstrip().endswith(expected)
+
+
+@pytest.mark.parametrize(
+    "metadata", ["foo: [", "- a", "language: {", "a: !b 1", "text", "1: 2", "a: 2020-99-99"]
+)
+def test_damaged_metadata_of_a_card_is_one_line(metadata: str) -> None:
+    line = error_of(card_for_repository, f"---\n{metadata}\n---\n# x\n", "me/x", "mit")
+    assert line.startswith("README.md: its metadata between the lines --- is damaged (")
+    assert "\n" not in line
+
+
+def test_byte_order_mark_does_not_hide_the_metadata() -> None:
+    card = card_for_repository("\ufeff---\nlicense: mit\n---\n# x\n", "me/x", "apache-2.0")
+    assert card == "---\nlicense: apache-2.0\n---\n# x\n"
 
 
 def test_card_has_no_private_parts(full_card) -> None:

@@ -161,6 +161,12 @@ def test_offline_mode_and_unreachable_hub_are_one_line_errors(hub, saved, monkey
     assert "HF_HUB_OFFLINE" in error_of(publish, saved.folder, "x")
 
 
+def test_card_in_another_encoding_is_a_one_line_error(saved, tmp_path) -> None:
+    folder = copy_of(saved.folder, tmp_path)
+    (folder / "README.md").write_bytes("# Größe".encode("latin-1"))
+    assert f"{folder / 'README.md'}: no UTF-8 text" in error_of(prepared_files, folder, "me/x")
+
+
 # Existing repositories
 
 
