@@ -171,6 +171,8 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     (CONFIG, "architectures", "X", "a list of texts"),
     (CONFIG, "auto_map", ["x"], "an object"),
     (CONFIG, "model_type", 3, "text"),
+    (CONFIG, "dtype", "float99", "a dtype, such as float32"),
+    (CONFIG, "torch_dtype", "nn", "a dtype, such as float32"),
     (SEARCH, "num_beams", 10**9, "a whole number from 1 to 256"),
     (SEARCH, "num_beams", True, "a whole number from 1 to 256"),
     (SEARCH, "max_length", 10**12, "a whole number"),

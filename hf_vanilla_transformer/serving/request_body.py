@@ -53,8 +53,10 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
     uploaded file is an `UploadedFile`.
     """
     kind = _kind(content_type)
+    reading = "query string"
     try:
         fields = _form(query)
+        reading = kind
         if kind == "application/json" or kind.endswith("+json"):
             parsed = from_json(body.removeprefix(BOM_UTF8))
             if not isinstance(parsed, dict):
@@ -72,7 +74,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
                 raise HTTPException(400, reason)
             return _form(body.decode("utf-8")) | fields
     except ValueError as error:
-        raise HTTPException(400, f"the request is not valid {kind}: {error}") from None
+        raise HTTPException(400, f"the request is not valid {reading}: {error}") from None
     if body:
         raise HTTPException(
             415, "Content-Type: must be application/json, a form, or multipart/form-data"

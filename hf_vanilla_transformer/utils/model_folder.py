@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
+import torch
+
 from .errors import UserError, did_you_mean, shown
 from .untrusted import check_files, read_json_object, read_safetensors_header
 
@@ -95,6 +97,15 @@ def _is_template(value: Any) -> bool:
     return _are_texts(value if isinstance(value, dict) else [value])
 
 
+def _is_dtype(value: Any) -> bool:
+    """A dtype is a name of PyTorch, or an object with one for each part of a model."""
+    names = value.values() if isinstance(value, dict) else [value]
+    return all(
+        isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)
+        for name in names
+    )
+
+
 def _are_marks(value: Any) -> bool:
     return (
         isinstance(value, list)
@@ -144,6 +155,7 @@ _OF_TOKENIZERS: _Fields = {
 }
 _OF_TOKENIZER_FILES = {"tokenizer_config.json": _OF_TOKENIZERS, "special_tokens_map.json": _SPECIAL}
 _OF_CONFIGURATIONS: _Fields = {
+    **dict.fromkeys(("dtype", "torch_dtype"), (_is_dtype, "a dtype, such as float32")),
     "model_type": _TEXT,
     "architectures": (lambda value: _of(list)(value) and _are_texts(value), "a list of texts"),
     "auto_map": _OBJECT,

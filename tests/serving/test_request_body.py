@@ -134,6 +134,12 @@ def test_invalid_bodies_are_refused(body: bytes, content_type: str, status: int)
     assert error.value.status_code == status
 
 
+@pytest.mark.parametrize("content_type", ["", JSON, FORM])
+def test_a_bad_query_string_is_named(content_type: str) -> None:
+    with pytest.raises(HTTPException, match="^400: the request is not valid query string: 'utf-8'"):
+        parse_fields(b"", content_type, "q=%ff")
+
+
 def test_a_form_has_at_most_a_hundred_fields() -> None:
     for count in (100, 101):
         fields = [(f"field{number}", "1") for number in range(count)]
