@@ -165,7 +165,12 @@ def test_last_batch_is_dropped_in_training_alone(
     args = Fake(dataloader_drop_last=drops)
 
     def made(trainer: Any, is_training: bool) -> Any:
-        return Fake(num_workers=0, drops=trainer.args.dataloader_drop_last, training=is_training)
+        return Fake(
+            num_workers=0,
+            persistent_workers=False,
+            drops=trainer.args.dataloader_drop_last,
+            training=is_training,
+        )
 
     monkeypatch.setattr(TranslatingTrainer, "_get_dataloader", made)
     loader = bare(args=args)._get_dataloader(is_training=training)

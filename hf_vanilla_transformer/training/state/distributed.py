@@ -395,10 +395,7 @@ def leave_signals_to_main_process(loader: DataLoader) -> DataLoader:
 def end_workers() -> None:
     """End the persistent workers of all loaders. A loader that is read again starts others."""
     for loader in tuple(_PERSISTENT):
-        iterator: Any = loader._iterator
-        loader._iterator = None
-        if iterator is not None:
-            iterator._shutdown_workers()
+        loader._iterator = None  # whose end is that of its workers
 
 
 def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
