@@ -286,7 +286,7 @@ def perturb_test_set(
     The first list determines the sources. A reference of another stays as it is where it would need another source.
     """
     perturbed = []
-    columns = []
+    columns: list[list[str]] = []
     for column in references:
         pairs = perturb_all(name, list(zip(sources, column, strict=True)), languages)
         if not columns:
