@@ -29,7 +29,11 @@ from ..text.token_kinds import (
     unknown_symbols,
     without_margins,
 )
-from ..text.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
+from ..text.tokenizer_files import (
+    load_tokenizers,
+    recognising_added_tokens,
+    require_same_tokenizers,
+)
 from ..text.words import WordSplitter, white_space_words, words
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one, without_panic
@@ -157,10 +161,9 @@ class Translator:
         source, target = load_tokenizers(Path(directory))
         members = []
         for other in others:
-            if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
-                raise UserError(
-                    f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one"
-                )
+            require_same_tokenizers(
+                directory, (source, target), other, load_tokenizers(Path(other)), "an ensemble"
+            )
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
         return cls(model, source, target, members, workers, shortlist, trust_remote_code)
 

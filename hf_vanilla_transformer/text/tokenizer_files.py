@@ -296,6 +296,20 @@ def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTo
     return type(tokenizer)(**settings)
 
 
+def require_same_tokenizers(
+    folder: str | Path,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    other: str | Path,
+    others: Sequence[PreTrainedTokenizerBase],
+    purpose: str,
+) -> None:
+    """Refuse two model folders with tokenizers of different effect for a purpose, such as "an ensemble"."""
+    if tokenizer_digest(others) != tokenizer_digest(tokenizers):
+        raise UserError(
+            f"{other}: its tokenizer differs from that of {folder}; {purpose} shares one"
+        )
+
+
 def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
     """Digest of the effect of tokenizers on text. It survives saving, loading and use."""
     digest = hashlib.blake2b(digest_size=8)

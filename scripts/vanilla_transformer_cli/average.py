@@ -10,6 +10,7 @@ name ends in .safetensors, it is a file with the weights only.
 import argparse
 import shutil
 from pathlib import Path
+from typing import Any
 
 from .models import MODEL_CODE
 from .parsing import Flag, Parser, add_flags, add_shared_flags
@@ -57,6 +58,7 @@ def main(arguments: argparse.Namespace) -> None:
     output = Path(arguments.output)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output {output} exists already: name a new one")
+    check_checkpoints(checkpoints)
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".safetensors":
         average_weights(checkpoints, output)
@@ -81,6 +83,44 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     return checkpoints[-arguments.last :]
 
 
+def check_checkpoints(checkpoints: list[Path]) -> None:
+    """Refuse a checkpoint that is named twice, and tokenizers of different effect: an id is another token in each."""
+    from hf_vanilla_transformer.text.tokenizer_files import require_same_tokenizers
+    from hf_vanilla_transformer.training.state.checkpoints import WEIGHTS
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    files = [(each / WEIGHTS if each.is_dir() else each).resolve() for each in checkpoints]
+    for place, file in enumerate(files):
+        if file in files[:place]:
+            raise UserError(f"{checkpoints[place]} is named twice: leave one out")
+    known = {
+        checkpoint: tokenizers
+        for checkpoint, file in zip(checkpoints, files, strict=True)
+        if (tokenizers := tokenizers_at(file.parent))
+    }
+    for other, tokenizers in known.items():
+        first = next(iter(known))
+        require_same_tokenizers(first, known[first], other, tokenizers, "an average")
+
+
+def tokenizers_at(folder: Path) -> list[Any]:
+    """The tokenizers of the weights in a folder, none if it has weights only."""
+    from hf_vanilla_transformer.text.tokenizer_files import load_tokenizer
+
+    folders = [folder] if any(folder.glob("tokenizer*.json")) else []
+    return [load_tokenizer(each) for each in [*folders, *filter(None, [target_folder(folder)])]]
+
+
+def target_folder(checkpoint: Path) -> Path | None:
+    """The folder of a separate target tokenizer. Checkpoints of `Seq2SeqTrainer` lack that of the run."""
+    from hf_vanilla_transformer.text.tokenizer_files import TARGET_FOLDER
+
+    folders = [checkpoint]
+    if checkpoint.name.startswith("checkpoint-"):
+        folders.append(checkpoint.parent)
+    return next((each / TARGET_FOLDER for each in folders if (each / TARGET_FOLDER).is_dir()), None)
+
+
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Write the average as a model folder, atomically."""
     from hf_vanilla_transformer.inference.loading import check_model_folder
@@ -99,9 +139,8 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
             raise UserError(
                 f"{last} has no configuration next to it: name folders, or end output with .safetensors"
             )
-        # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer of the run.
-        target_tokenizer = last.parent / TARGET_FOLDER
-        if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
+        target_tokenizer = target_folder(last)
+        if target_tokenizer is not None:
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
         unwanted = shutil.ignore_patterns(
             *TRAINING_STATE, *RESULTS, "*.safetensors", "checkpoint-*"

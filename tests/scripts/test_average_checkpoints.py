@@ -1,6 +1,7 @@
 """`vanilla-transformer average`: several checkpoints in, one model that loads and translates out."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -80,6 +81,7 @@ def test_average_of_named_checkpoints_into_a_file(command, finished, tmp_path):
         (["nowhere/checkpoint-1"], "nowhere/checkpoint-1"),
         (["RUN/checkpoint-2", "other.safetensors"], "other.safetensors"),
         (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
+        (["RUN/checkpoint-2", "RUN/../run0/checkpoint-2/model.safetensors"], "is named twice"),
     ],
 )
 def test_user_errors_are_one_line_and_leave_no_files(
@@ -96,6 +98,26 @@ def test_user_errors_are_one_line_and_leave_no_files(
         "broken.safetensors",
         "other.safetensors",
     ]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("output", ["mean", "mean.safetensors"])
+def test_checkpoints_of_other_tokenizers_are_refused(command, finished, tmp_path, side, output):
+    """The tensors have the same sizes, but an id is another token."""
+    other = tmp_path / "other" / "checkpoint-4"
+    shutil.copytree(finished / "checkpoint-4", other)
+    shutil.copytree(finished / "target_tokenizer", other.parent / "target_tokenizer")
+    first = finished / "checkpoint-2"
+    assert command("average", first, other, "--output", tmp_path / "same")[0] == 0
+    if side == "source":
+        save_tokenizers(other, train_tokenizer(["six ten"] * 3, 262))
+    else:
+        tokenizer = train_tokenizer(["zwei zehn"] * 3, 265)
+        save_tokenizers(other.parent / "target_tokenizer", tokenizer)
+    status, _, errors = command("average", first, other, "--output", tmp_path / output)
+    message = f"error: {other}: its tokenizer differs from that of {first}; an average shares one\n"
+    assert (status, errors) == (2, message)
+    assert not (tmp_path / output).exists()
 
 
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
