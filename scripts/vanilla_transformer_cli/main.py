@@ -40,6 +40,9 @@ SUBCOMMANDS = {
 # Subcommands whose output is a folder. They make the folders above it.
 WRITE_FOLDERS = ("convert", "export", "average")
 
+# Subcommands whose result is what they print.
+PRINT_RESULTS = ("evaluate", "recipes")
+
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
 NOT_SILENT = ("train", "prepare", "recipes", "merge", "clean")
 
@@ -136,6 +139,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     refusal = output_that_is_input(parsed) if is_parsed else None
     if is_parsed and name not in WRITE_FOLDERS:
         refusal = refusal or output_that_is_no_file(parsed)
+    if name in PRINT_RESULTS and sys.stdout is None:
+        refusal = "standard output is closed: redirect it to a file"
     if refusal:
         print(f"error: {refusal}", file=sys.stderr)
         sys.exit(2)

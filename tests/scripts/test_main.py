@@ -353,3 +353,14 @@ def test_distilled_text_does_not_replace_its_source(command, tmp_path, monkeypat
     words = ["distil", "--teacher", "m", "--source_file", "train.target.txt", "--output_dir", "."]
     status, _, errors = command(*words)
     assert status == 2 and "the same file" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments", [["recipes"], ["evaluate", "--hypothesis", "h", "--reference", "r"]]
+)
+def test_results_are_not_lost_in_a_closed_output(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", None)  # as after `>&-`
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: standard output is closed: redirect it to a file\n"
