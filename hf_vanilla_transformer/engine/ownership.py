@@ -34,11 +34,17 @@ _ADAPTERS = "peft.peft_model", "peft.tuners.lora."  # prompts add places
 
 
 def is_own(function: Any) -> bool:
-    """True for a function or method that a library defines, not for one that was put in its place."""
+    """True for a function or method that a library defines, not for one that was put in its place or that a library
+    decorates."""
     function = getattr(function, "__func__", function)
     # `functools.wraps` copies `__module__`, but not the namespace of the code
     home = getattr(function, "__globals__", {}).get("__name__", "")
-    return home.partition(".")[0] in _LIBRARIES
+    if home.partition(".")[0] not in _LIBRARIES:
+        return False
+    inner = getattr(function, "__wrapped__", None)
+    if not hasattr(inner, "__globals__"):  # the object in accelerate's `convert_outputs_to_fp32`
+        inner = getattr(inner, "__wrapped__", None)
+    return inner is None or is_own(inner)
 
 
 def foreign_part(model: nn.Module) -> str | None:
@@ -52,9 +58,9 @@ def foreign_part(model: nn.Module) -> str | None:
             return f"{kind.__name__} {name}".rstrip()
         if not all(map(is_own, hooks_of(module))):
             return f"hooks of {name or kind.__name__}"
-        own = vars(module).get("_original_forward", vars(module).get("forward"))
-        if own is not None and not (is_own(own) and getattr(own, "__self__", module) is module):
-            return f"the forward of {name or kind.__name__}"
+        for own in (vars(module).get("_original_forward"), vars(module).get("forward")):
+            if own is not None and not (is_own(own) and getattr(own, "__self__", module) is module):
+                return f"the forward of {name or kind.__name__}"
         if changed := _changed_method(module):
             return f"{changed} of {name or kind.__name__}"
         # A layer may have a config of its own.

@@ -1,9 +1,13 @@
 """Which classes the engine and the fast paths know, so that what they bypass is the package's own."""
 
+from collections.abc import Callable
+
 import pytest
+import torch
+from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
 
-from hf_vanilla_transformer.engine.ownership import is_known
+from hf_vanilla_transformer.engine.ownership import is_known, is_own
 from hf_vanilla_transformer.layers_vanilla_transformer import VanillaTransformerEncoderLayer
 
 
@@ -40,3 +44,19 @@ def test_only_classes_of_the_bundle_are_known(module: str, known: bool) -> None:
 )
 def test_classes_of_torch_are_known_that_compute_each_place_alone(kind: type, known: bool) -> None:
     assert is_known(kind) is known
+
+
+def of_caller() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [lambda function: function, torch.no_grad(), convert_outputs_to_fp32],
+    ids=["plain", "torch", "accelerate"],
+)
+def test_function_is_own_if_what_it_decorates_is(decorate: Callable) -> None:
+    autocast = torch.autocast("cpu")
+    for function, own in ((of_caller, False), (nn.Linear.forward, True)):
+        assert is_own(decorate(function)) is own
+        assert is_own(decorate(autocast(function))) is own

@@ -16,11 +16,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from transformers import (
     AttentionInterface,
     DataCollatorForSeq2Seq,
     PreTrainedTokenizerFast,
     Seq2SeqTrainer,
+    TrainerCallback,
 )
 
 from hf_vanilla_transformer import (
@@ -37,6 +39,7 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
 )
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS
+from hf_vanilla_transformer.training.trainer.forward import CompiledForward
 from tests import trainer_helpers
 from tests.model_helpers import PAD, error_of, randomise, tiny_config, tiny_model
 from tests.trainer_helpers import (
@@ -570,6 +573,104 @@ def test_compiled_updates_are_eager_ones(
         **brought(name),
     )
     assert_equal(compiled, weights(tmp_path, **brought(name)))
+
+
+# Changes of the model after the paths are chosen
+
+
+class Changing(TrainerCallback):
+    """Changes the model when training begins, or before the second update."""
+
+    def __init__(self, change: Callable[[Any], Any], at_start: bool):
+        self.change = change
+        self.at_start = at_start
+
+    def on_train_begin(self, *_: object, model: Any, **__: object) -> None:
+        if self.at_start:
+            self.change(model)
+
+    def on_step_begin(self, args: Any, state: Any, *_: object, model: Any, **__: object) -> None:
+        if state.global_step == 1 and not self.at_start:
+            self.change(model)
+
+
+def wrap_forward(model: Any) -> None:
+    before = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        outputs = before(**inputs)
+        outputs.loss = outputs.loss * 2
+        return outputs
+
+    model.forward = forward
+
+
+def replace_layer(model: Any) -> None:
+    layer = nn.Linear(16, model.config.decoder_ffn_dim)
+    layer.load_state_dict({"weight": torch.eye(*layer.weight.shape), "bias": layer.bias * 0})
+    model.model.decoder.layers[0].fc1 = layer
+
+
+def register_hook(model: Any, hook: Callable = lambda module, inputs, x: 1.5 * x) -> None:
+    model.model.encoder.layers[0].register_forward_hook(hook)
+
+
+def set_attention(model: Any) -> None:
+    AttentionInterface.register("own", near)
+    model.set_attn_implementation("own")
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "hook": register_hook,
+    "forward": wrap_forward,
+    "layer": replace_layer,
+    "pruned layer": lambda model: prune.l1_unstructured(
+        model.model.decoder.layers[0].fc1, "weight", 0.9
+    ),
+    "attention": set_attention,
+}
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_by_a_callback_has_its_effect(
+    name: str, at_start: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**settings: Any) -> Tensor:
+        return weights(tmp_path, callbacks=[Changing(CHANGES[name], at_start)], **settings)
+
+    plain = run(pack=False, bf16=True, max_tokens_per_batch=None, tokens_per_update=None)
+    assert_equal(run(pack=True), run(pack=False))
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    cast = run(pack=False, bf16=True, max_tokens_per_batch=None, tokens_per_update=None)
+    assert cast.equal(plain)
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_line_says_that_a_path_is_left(
+    at_start: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    def run(hook: Callable = lambda module, inputs, x: 1.5 * x, **settings: Any) -> Any:
+        change = Changing(lambda model: register_hook(model, hook), at_start)
+        return trained(tmp_path, callbacks=[change], **settings)
+
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    # No pass is compiled with this shape, so that the test needs no compiler
+    monkeypatch.setattr(CompiledForward, "fits", lambda *_: False)
+    run(pack=True, bf16=True, torch_compile=True)
+    update = f"\nupdate {1 if at_start else 2}: "
+    printed = capsys.readouterr().out
+    reason = "no, because the run has its own hooks of model.encoder.layers.0"
+    for path in ("compiled updates", "weights cast together"):
+        assert printed.count(f"{update}{path}: {reason}") == 1
+    assert printed.count("\nupdate ") == 2
+    error = error_of(run, lambda module, inputs, x: x - x.mean(1, True), pack=True)
+    assert error.startswith(
+        f"{update.strip()} the model was changed, and packing does not keep pairs apart"
+    )
 
 
 class OwnAutocast(VanillaTransformerTrainer):

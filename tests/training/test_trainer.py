@@ -518,6 +518,25 @@ def test_predictions_are_those_of_seq2seq_trainer(tmp_path, generates):
     assert (actual == expected).all()
 
 
+@generating
+def test_evaluation_in_bf16_runs_a_forward_of_the_caller(tmp_path, generates):
+    losses = []
+    for kind in BOTH_TRAINERS:
+        model = tiny_model()
+        before = model.forward
+
+        def forward(before=before, **inputs):
+            outputs = before(**inputs)
+            outputs.loss = outputs.loss * 2
+            return outputs
+
+        model.forward = forward
+        settings = {"bf16": True, "generation_max_length": 3, "remove_unused_columns": False}
+        made = evaluated(tmp_path, model, kind, generates, **settings)
+        losses.append(made.evaluate(PAIRS)["eval_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 @pytest.mark.parametrize("after_training", [True, False])
 def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training):
     model = tiny_model()

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import convert_outputs_to_fp32
+from torch import nn
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer.training.trainer.resumable_trainer import ResumableTrainer
@@ -177,7 +179,7 @@ def test_pairs_that_fill_the_last_batch_are_left_out(
 
 @pytest.mark.parametrize("native", [True, False])
 def test_forward_of_accelerate_is_left_out_within_a_step(native: bool) -> None:
-    forward = "accelerate's"
+    forward = convert_outputs_to_fp32(nn.Linear.forward)
     trainer = bare(
         accelerator=Fake(native_amp=native, autocast=nullcontext), model=Fake(forward=forward)
     )

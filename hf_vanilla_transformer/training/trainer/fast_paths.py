@@ -57,7 +57,10 @@ class FastPath:
         """Say that the path is on, or why it is not."""
         if is_on:
             return f"{self.name}: yes{detail}"
-        reason = self.is_off(trainer) or self.why_not(trainer)
+        return self.line_of(self.is_off(trainer) or self.why_not(trainer))
+
+    def line_of(self, reason: str | None) -> str:
+        """Say why the path is not on."""
         return f"{self.name}: no, because {self.subject} {reason}: {self.instead}"
 
 
@@ -145,6 +148,11 @@ PACKED_ROWS = FastPath(
 # The forward pass
 
 
+def has_shards(trainer: Any) -> bool:
+    """True if no process has the weights whole."""
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
+
+
 def _different_pass(trainer: Any) -> str | None:
     """What the forward pass of a run does that `training.trainer.forward` does not, or None."""
     model = trainer._base_model()
@@ -154,9 +162,7 @@ def _different_pass(trainer: Any) -> str | None:
             getattr(layer, "gradient_checkpointing", False) for layer in model.modules()
         ),
         "has adapters": trainer.model is not model,
-        "shards weights": trainer.is_fsdp_enabled
-        or trainer.is_deepspeed_enabled
-        or trainer.get_tp_size() > 1,
+        "shards weights": has_shards(trainer),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from ...batches.packing import FlatPairs, PackedLayout
+from ...engine.ownership import is_own
 from ...loss_vanilla_transformer import IGNORED
 from ...utils.random_state import kept_random_state
 from ...utils.untrusted import one_line
@@ -30,9 +31,10 @@ def mixing(model: Any) -> str | None:
     device = torch.device("cpu") if model.device.type == "mps" else model.device
     with kept_random_state(device):
         try:
-            tried = copy.deepcopy(model).to(device, torch.float64).eval()
-            if own := vars(tried).pop("_original_forward", None):
-                tried.forward = own  # without accelerate's wrapper, which calls the model itself
+            tried = copy.deepcopy(model, _computed_weights(model)).to(device, torch.float64).eval()
+            before = vars(tried).pop("_original_forward", None)
+            if before is not None and is_own(tried.forward):
+                tried.forward = before  # without accelerate's wrapper, which calls the model itself
             generator = torch.Generator().manual_seed(0)
             for weight in tried.parameters():
                 weight += NOISE * torch.randn(weight.shape, generator=generator).to(weight)
@@ -42,6 +44,16 @@ def mixing(model: Any) -> str | None:
     if difference < TOLERANCE:
         return None
     return f"a token of one changes by {difference:.0e} of its logits next to others"
+
+
+def _computed_weights(model: Any) -> dict[int, torch.Tensor]:
+    """Copies, by id, of what hooks compute from parameters, as for pruned layers. `deepcopy` refuses it."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
 
 
 def _difference(model: PreTrainedModel) -> float:

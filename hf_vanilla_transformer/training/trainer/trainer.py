@@ -28,9 +28,21 @@ from ...utils.errors import UserError
 from ...utils.finite import first_not_finite
 from ..state.callbacks import WeightAverage
 from ..state.checkpoints import resume_hint
-from ..state.distributed import leave_signals_to_main_process, print_main, shard_tied_modules
+from ..state.distributed import (
+    Agreement,
+    leave_signals_to_main_process,
+    print_main,
+    shard_tied_modules,
+)
 from ..state.fingerprint import PACKING, Facts
-from .fast_paths import CAST_WEIGHTS, COMPILED_UPDATES, FUSED_LOSS, PACKED_ROWS, ROUNDED_SHAPES
+from .fast_paths import (
+    CAST_WEIGHTS,
+    COMPILED_UPDATES,
+    FUSED_LOSS,
+    PACKED_ROWS,
+    ROUNDED_SHAPES,
+    has_shards,
+)
 from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
 from .loaders import (
@@ -48,6 +60,7 @@ from .loss_check import (
     require_finite_on_all_ranks,
     require_loss_scale,
 )
+from .model_state import ModelState
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -103,6 +116,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         # Of the update: its number, and for each pass the number of the batch, the batch, and the number of tokens.
         self._passes: list[tuple[int, int, Batch, torch.Tensor | int | None]] = []
         self.forwards = ForwardChoice()  # chosen when training starts
+        # The model when the fast paths were found to be right, or None where none is on.
+        self._checked_model: ModelState | None = None
         self.consistency: ConsistencyObjective | None = None
         self.teacher: Teacher | None = None
         self._student: PreTrainedModel | None = None  # of the teacher
@@ -277,6 +292,51 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         for path in (FUSED_LOSS, ROUNDED_SHAPES):
             print_main(path.line(self, path.is_on(self)))
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple:
+        """Remember the model as accelerate has prepared it. What changes from now on, callbacks have changed."""
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        passes_by = self.packs or self.forwards != ForwardChoice()
+        # The libraries that shard weights change modules in the first update.
+        is_checked = passes_by and not has_shards(self)
+        self._checked_model = ModelState.of(self.model) if is_checked else None
+        return prepared
+
+    def _leave_wrong_paths(self) -> None:
+        """Leave the fast paths that do not compute what the model does, if it was changed since the last update.
+
+        Raises:
+            UserError: it mixes the pairs of packed rows now.
+        """
+        if self._checked_model is None:
+            return
+        before, now = self._checked_model, ModelState.of(self.model)
+        has_layers = now.has_layers_of(before)
+        is_changed = not (has_layers and now.has_code_of(before))
+        choice = self.forwards
+        reason = None if has_layers else "has other layers than before"
+        if choice.compiled is not None and choice.compiled.is_due:  # all ranks compile, or none
+            (on_any,) = Agreement(is_changed, device=self.args.device).read()
+            if on_any and not is_changed:
+                is_changed = True
+                reason = "has a changed model on another rank"
+        if not is_changed:
+            return
+        self._checked_model = now
+        update = f"update {self.state.global_step + 1}"
+        if self.packs and (why_not := PACKED_ROWS.why_not(self, asked=True)):
+            raise UserError(
+                f"{update}: the model was changed, and packing {why_not}: train with pack=False"
+            )
+        if choice.compiled is not None and (why_not := COMPILED_UPDATES.why_not(self) or reason):
+            choice.compiled = None
+            print_main(f"{update}: {COMPILED_UPDATES.line_of(why_not)}")
+        if choice.cast is not None and (why_not := CAST_WEIGHTS.why_not(self)):
+            choice.cast = None
+            print_main(f"{update}: {CAST_WEIGHTS.line_of(why_not)}")
+        if choice.cast is not None and not has_layers:
+            others = choose_forward(self, self._base_model(), None, casts=True, compiles=False)
+            choice.cast = others.cast
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[Batch]], num_batches: int, device: torch.device
     ) -> tuple[list[list[Batch]], torch.Tensor | int | None]:
@@ -322,6 +382,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         batches = list(enumerate(_batches(inputs)))
         if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
+        self._leave_wrong_paths()
         self._compile_if_due(batches[0][1], num_items_in_batch)
         step = self.state.global_step
         self._passes = [each for each in self._passes if each[0] == step]

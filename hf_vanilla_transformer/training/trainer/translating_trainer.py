@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 
 from ...attention_vanilla_transformer import attention_kernels
 from ...batches.batching import Batch
-from ...engine.ownership import foreign_part
+from ...engine.ownership import foreign_part, is_own
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...text.language_tokens import LanguageTokens, language_tokens
 from .evaluation_budget import EvaluationBudget, longest_cut
@@ -208,7 +208,10 @@ class TranslatingTrainer(ResumableTrainer):
     def _autocast_around_the_step(self) -> Iterator[None]:
         """Autocast for `generate` as a whole. accelerate puts it into the model's `forward`, but a search with packed
         weights does not call that."""
-        forward = self.model.__dict__.pop("forward", None) if self.accelerator.native_amp else None
+        forward = None
+        # A forward of the caller's calls accelerate's, or is called by it.
+        if self.accelerator.native_amp and is_own(vars(self.model).get("forward")):
+            forward = vars(self.model).pop("forward")
         try:
             with self.accelerator.autocast():
                 yield
