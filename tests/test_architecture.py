@@ -290,7 +290,7 @@ LOADED = {
     "inference.languages": 25,
     "evaluation.metrics": 28,
     "inference.translator": 45,
-    "training.trainer.trainer": 61,
+    "training.trainer.trainer": 62,
 }
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ...attention_vanilla_transformer import eager_attention_forward
-from ...engine.kernels import has_global_hooks
+from ...attention_vanilla_transformer import eager_attention_forward, hooks_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class ModelState:
     ]  #: of each module: its class, the number of its attributes, its own `forward`, its hooks
     shared: list[
         Any
-    ]  #: the `forward` of each class, the attention function, and whether there are global hooks
+    ]  #: the `forward` of each class, the attention function, and the hooks of all modules
 
     @classmethod
     def of(cls, model: Any) -> "ModelState":
@@ -44,7 +43,7 @@ class ModelState:
         backend = model.config._attn_implementation
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         kinds = {type(module): type(module).forward for module in modules}
-        return cls(modules, weights, code, [kinds, attention, has_global_hooks()])
+        return cls(modules, weights, code, [kinds, attention, hooks_of(model)])
 
     def has_code_of(self, other: "ModelState") -> bool:
         """True if no class, method, hook or attention differs."""
