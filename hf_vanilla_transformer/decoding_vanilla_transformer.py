@@ -114,7 +114,7 @@ def visible_to(parents: Tensor, visible: Tensor) -> Tensor:
     """The slots (B, K, C) that the beams `parents` (B, K) see."""
     if visible.device.type == "cpu":
         # Indexing copies rows. `gather` copies bytes, in forty times the time.
-        sentences = torch.arange(len(parents))[:, None]
+        sentences = torch.arange(len(parents), device=parents.device)[:, None]
         return visible[sentences, parents]
     return visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
 

@@ -574,7 +574,9 @@ def dropout(x: Tensor, p: float, training: bool, residual: Tensor | None = None)
         return dropped if residual is None else residual + dropped
     threshold = min(round(p * 2**16), 2**16 - 1)
     # Four draws in each.
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(
+        -(2**63), None
+    )
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
     scale = 2**16 / (2**16 - threshold)
     return x * kept * scale if residual is None else torch.add(residual, x * kept, alpha=scale)

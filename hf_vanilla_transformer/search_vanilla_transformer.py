@@ -61,7 +61,7 @@ class LengthPenalty:
 
     def log_probability(self, score: float, length: int) -> float:
         """Return log P of a hypothesis with this score, of `length` tokens without those of the prefix."""
-        counted = torch.tensor(float(max(length + self.counted, 1)))
+        counted = torch.tensor(float(max(length + self.counted, 1)), device="cpu")
         return score * self(counted).item()
 
 
@@ -343,7 +343,7 @@ def _token_ids(value: int | Sequence[int] | Tensor | None) -> tuple[int, ...]:
     """The ids of a field of a generation config that has none, one or several."""
     if value is None:
         return ()
-    return tuple(torch.as_tensor(value).flatten().tolist())
+    return tuple(torch.as_tensor(value, device="cpu").flatten().tolist())
 
 
 def _chosen(

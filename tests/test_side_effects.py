@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_vanilla_transformer.engine import optimize
 from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.model_helpers import tiny_model
 from tests.search_helpers import varied_model
 
 
@@ -67,3 +68,15 @@ def test_modules_are_built_while_engines_come_and_go() -> None:
             pool.submit(optimize if number % 4 == 0 else build, number) for number in range(200)
         ]
         assert {job.result() for job in jobs} == {80}
+
+
+def test_default_device_is_not_that_of_the_model() -> None:
+    """A step of training and a search on the CPU, while new tensors go to another device."""
+    source = torch.tensor([[4, 5, 2]])
+    model = tiny_model(dropout=0.3)
+    with torch.device("meta"):
+        loss = model.train()(source, labels=source).loss
+        loss.backward()
+        found = model.eval().generate(source, num_beams=2, max_new_tokens=3)
+    assert loss.isfinite()
+    assert found.equal(model.generate(source, num_beams=2, max_new_tokens=3))
