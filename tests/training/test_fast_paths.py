@@ -789,6 +789,19 @@ def test_seen_tokens_are_those_of_the_pairs(settings: dict[str, Any], tmp_path: 
     assert trainer.state.num_input_tokens_seen == 2 * tokens
 
 
+def test_seen_tokens_are_those_of_a_mask_with_four_dimensions(tmp_path: Path) -> None:
+    def with_wide_mask(rows: Any) -> Any:
+        batch = collate(rows)
+        wide = batch["attention_mask"][:, None, None].bool()  # (B, 1, 1, S)
+        return batch | {"attention_mask": wide, "cross_attention_mask": wide}
+
+    trainer = trained(
+        tmp_path, data_collator=with_wide_mask, include_num_input_tokens_seen="non_padding"
+    )
+    tokens = sum(len(pair["input_ids"]) for pair in PAIRS)
+    assert trainer.state.num_input_tokens_seen == 2 * tokens
+
+
 def test_muon_and_an_optimizer_of_the_caller_are_refused(tmp_path: Path) -> None:
     def refusal(kind: Any, **others: Any) -> str:
         args = VanillaTransformerTrainingArguments(str(tmp_path), muon=True, report_to="none")

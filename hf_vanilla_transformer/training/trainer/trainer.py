@@ -572,6 +572,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             mask = token_mask(batch)
             if mask is not None and (self.by_tokens or is_packed(batch)):
                 is_pair = batch["labels"].ne(IGNORED).any(dim=1, keepdim=True)  # (B, 1)
+                is_pair = is_pair.view(-1, *[1] * (mask.ndim - 1))  # as a mask (B, 1, Q, S)
                 batch = {**batch, "attention_mask": mask * is_pair}
             super()._track_num_input_tokens(batch)
 
