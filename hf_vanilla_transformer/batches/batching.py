@@ -397,7 +397,7 @@ def _collate_rounded(
         "labels": (target, IGNORED),
         "decoder_input_ids": (target, pads[1]),
     }
-    if any(name not in lengths for name in collated):
+    if any(name not in lengths or each.ndim != 2 for name, each in collated.items()):
         return collator(batch)  # has tensors of its own, whose padding is not known
     padded = {}
     for name, tensor in collated.items():

@@ -425,6 +425,9 @@ class FlatPairs:
         """The pairs of a padded batch of a data collator, without the padding."""
         tensors = {name: np.asarray(each) for name, each in batch.items() if each is not None}
         _check_columns(set(tensors))
+        for name, each in tensors.items():
+            if each.ndim != 2:
+                raise ValueError(f"packed rows have no place for {name} of shape {each.shape}")
         source = tensors["input_ids"]
         mask = tensors.pop("attention_mask", source != pad_token_id) != 0
         counted = tensors["labels"] != IGNORED

@@ -198,8 +198,13 @@ def test_rounded_batches_have_padding_and_dummies(unit, shape):
     def with_own_tensor(rows):
         return {**collator(rows), "extra": torch.zeros(3)}
 
-    (batch,) = collate_batches([rows], with_own_tensor, unit, (1, 7))
-    assert batch["labels"].shape == (3, 5)
+    def with_own_mask(rows):
+        batch = collator(rows)
+        return {**batch, "attention_mask": batch["attention_mask"][:, None, None].bool()}
+
+    for own in (with_own_tensor, with_own_mask):
+        (batch,) = collate_batches([rows], own, unit, (1, 7))
+        assert batch["labels"].shape == (3, 5)
 
 
 def test_epoch_order_depends_on_the_epoch_and_the_seed():

@@ -565,6 +565,14 @@ def test_collator_refuses_columns_without_a_place(row: dict[str, Any], message: 
         PackedCollator(tiny_model().config, 32, 40)([row])
 
 
+def test_batch_with_a_mask_of_four_dimensions_has_no_place() -> None:
+    ids = np.array([[5, 6, 2], [7, 2, 1]])
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": (ids != 1)[:, None, None]}
+    message = r"^packed rows have no place for attention_mask of shape \(2, 1, 1, 3\)$"
+    with pytest.raises(ValueError, match=message):
+        FlatPairs.of_batch(batch, 1)
+
+
 # mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides
 NATURAL = {
     "Multi30k": (13.5, 0.35, 45, 0.15),

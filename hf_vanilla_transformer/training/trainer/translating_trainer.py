@@ -211,7 +211,7 @@ class TranslatingTrainer(ResumableTrainer):
         forward = None
         # A forward of the caller's calls accelerate's, or is called by it.
         if self.accelerator.native_amp and is_own(vars(self.model).get("forward")):
-            forward = vars(self.model).pop("forward")
+            forward = self.model.__dict__.pop("forward")
         try:
             with self.accelerator.autocast():
                 yield
