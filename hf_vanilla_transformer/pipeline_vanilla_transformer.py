@@ -78,10 +78,10 @@ class TranslationPipeline(Pipeline):
                 )
             except (OSError, ValueError):
                 pass  # one tokenizer, two embedding matrices
-        sizes = {target_size, getattr(config, "vocab_size", target_size)}
-        padding = max(sizes) & -max(sizes)  # the largest power of 2 to which they can be padded
-        is_padded = padding >= 8 and max(sizes) - len(self.tokenizer) < padding
-        is_of_source = self.tokenizer.is_fast and len(sizes) == 2 and not is_padded
+        source_size = getattr(config, "vocab_size", target_size)
+        padding = target_size & -target_size  # the largest power of 2 to which it can be padded
+        is_padded = padding >= 8 and target_size - len(self.tokenizer) < padding
+        is_of_source = len(self.tokenizer) == source_size != target_size and not is_padded
         if len(self.tokenizer) > target_size or is_of_source:
             raise ValueError(
                 f"target_tokenizer=None: the model has {target_size} target tokens, the tokenizer "

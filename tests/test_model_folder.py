@@ -564,7 +564,8 @@ def test_folder_without_the_tokenizer_of_its_target_is_named(is_file: bool, tmp_
         ((512, 300), True),
         ((304, 304), True),
         ((300, 310), False),
-        ((310, 300), False),
+        ((310, 300), True),
+        ((310, 320), True),  # of neither side alone
         ((300, 328), False),  # too many rows for a multiple of 8
         ((300, 296), False),  # fewer than tokens
     ],

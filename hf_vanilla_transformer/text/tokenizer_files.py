@@ -150,7 +150,8 @@ def _check_shared(
         return
     step = max(rows) & -max(rows)  # the largest power of 2 to which they can be padded
     is_padded = step >= _LEAST_PADDING and max(rows) - len(tokenizer) < step
-    if len(tokenizer) > min(rows) or not is_padded:
+    is_of_source = len(tokenizer) == rows[0] and not is_padded
+    if len(tokenizer) > min(rows) or is_of_source:
         raise UserError(
             f"{folder}: the folder lacks {TARGET_FOLDER}: the model has {rows[0]} source and {rows[1]} target tokens, "
             f"the one tokenizer has {len(tokenizer)}: copy the whole folder"

@@ -84,19 +84,13 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 
 
 def check_checkpoints(checkpoints: list[Path]) -> None:
-    """Refuse a checkpoint that is named twice, and tokenizers of different effect: an id is another token in each."""
+    """Refuse tokenizers of different effect: an id is another token in each."""
     from hf_vanilla_transformer.text.tokenizer_files import require_same_tokenizers
-    from hf_vanilla_transformer.training.state.checkpoints import WEIGHTS
-    from hf_vanilla_transformer.utils.errors import UserError
 
-    files = [(each / WEIGHTS if each.is_dir() else each).resolve() for each in checkpoints]
-    for place, file in enumerate(files):
-        if file in files[:place]:
-            raise UserError(f"{checkpoints[place]} is named twice: leave one out")
     known = {
         checkpoint: tokenizers
-        for checkpoint, file in zip(checkpoints, files, strict=True)
-        if (tokenizers := tokenizers_at(file.parent))
+        for checkpoint in checkpoints
+        if (tokenizers := tokenizers_at(checkpoint if checkpoint.is_dir() else checkpoint.parent))
     }
     for other, tokenizers in known.items():
         first = next(iter(known))
