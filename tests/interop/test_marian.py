@@ -90,7 +90,7 @@ def test_marian_export_names_unsupported_options(fields: dict, record_property: 
     "fields",
     [
         {},
-        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 90},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 88},
         {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "d_model": 40},
         {"scale_embedding": False, "activation_function": "gelu", "encoder_layers": 1},
     ],
