@@ -73,9 +73,9 @@ def foreign_part(model: nn.Module) -> str | None:
 
 
 def altered_part(model: nn.Module) -> str | None:
-    """A module of another kind, shape or setting than `config` gives it, as a noun, or None.
+    """A module whose class, shapes or settings are not those that `config` builds, as a noun, or None.
 
-    The modules of a model compute with it, and packed weights would not. Each stack may have any number of layers.
+    The modules compute with it. Packed weights would not. Each stack may have any number of layers.
     """
     config: Any = copy.deepcopy(model.config)
     config.encoder_layers = config.decoder_layers = 1

@@ -14,13 +14,12 @@ class ModelState:
     """All of a model that `foreign_part` looks at, and its weights. Two states differ if a part was changed."""
 
     modules: list[nn.Module]
-    weights: list[nn.Parameter]  #: the objects, so that no other gets their id
-    code: list[
-        Any
-    ]  #: of each module: its class, the number of its attributes, its own `forward`, its hooks
-    shared: list[
-        Any
-    ]  #: the `forward` of each class, the attention function, and the hooks of all modules
+    #: the objects, so that no other gets their id
+    weights: list[nn.Parameter]
+    #: of each module: its class, the number of its attributes, its own `forward`, its hooks
+    code: list[Any]
+    #: the `forward` of each class, the attention function, and the hooks of all modules
+    shared: list[Any]
 
     @classmethod
     def of(cls, model: Any) -> "ModelState":
