@@ -115,6 +115,27 @@ def test_update_of_1_4_or_16_batches_equals_that_of_seq2seq_trainer(
     assert_update_is_theirs(made, theirs)
 
 
+@pytest.mark.skipif(
+    not hasattr(Seq2SeqTrainer, "loss_is_scaled_for_ga"),
+    reason="this transformers has no such attribute",
+)
+def test_mean_losses_of_the_batches_of_an_update_are_averaged(tmp_path):
+    class MeanOfBatch(VanillaTransformerTrainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    settings = {"max_tokens_per_batch": 40, "tokens_per_update": 1001, "max_steps": 1}
+    made = make_trainer(tmp_path, kind=MeanOfBatch, **settings)
+    batches = next(iter(made.get_train_dataloader()))
+    assert len(batches) > 3
+    losses = [made.model(**batch).loss.item() for batch in batches]
+    made.train()
+    assert log_of(made, "loss") == pytest.approx([sum(losses) / len(losses)], rel=1e-5)
+
+
 def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch, theirs):
     collated = partial(
         collate_batches,
@@ -233,6 +254,14 @@ def without_labels(rows):
     return batch
 
 
+def without_kwargs():
+    class WithoutKwargs(VanillaTransformerForConditionalGeneration):
+        def forward(self, input_ids=None, attention_mask=None, labels=None):
+            return super().forward(input_ids, attention_mask, labels=labels)
+
+    return WithoutKwargs(tiny_model().config)
+
+
 def stream(count):
     return IterableDataset.from_generator(lambda: iter(random_pairs(count)))
 
@@ -242,6 +271,7 @@ def stream(count):
     [
         ("data", lambda: stream(4), "a dataset with a length"),
         ("model", lambda: tiny_marian(40), "MarianMTModel.*compute_loss_func"),
+        ("model", without_kwargs, "WithoutKwargs.*compute_loss_func"),
         ("data_collator", lambda: without_labels, "max_tokens_per_batch=40.*data_collator"),
     ],
 )

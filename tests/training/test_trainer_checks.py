@@ -54,6 +54,7 @@ def run(**changed: Any) -> Any:
     given = {
         "args": args,
         "compute_loss_func": None,
+        "model_accepts_loss_kwargs": True,
         "train_dataset": [1],
         "passed_by": None,
         "is_fsdp_enabled": False,
@@ -94,6 +95,8 @@ def test_token_batches_are_for_a_loss_that_counts_them(model: Any) -> None:
     assert "give Linear a compute_loss_func" in error_of(
         check_token_batches, run(), nn.Linear(1, 1)
     )
+    undivided = run(model_accepts_loss_kwargs=False)
+    assert "let its forward pass on **kwargs" in error_of(check_token_batches, undivided, model)
 
 
 def test_collator_that_pads_on_the_right_is_taken() -> None:

@@ -387,6 +387,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         step = self.state.global_step
         self._passes = [each for each in self._passes if each[0] == step]
         self._passes += [(step, index, batch, num_items_in_batch) for index, batch in batches]
+        if self.by_tokens:
+            # `Trainer` divides by it the loss of a trainer that sets `loss_is_scaled_for_ga` to False.
+            self.current_gradient_accumulation_steps = len(batches)
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
             last = part == len(batches) - 1

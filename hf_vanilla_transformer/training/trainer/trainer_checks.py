@@ -36,11 +36,14 @@ def check_token_batches(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> None
     """Refuse `max_tokens_per_batch` where the loss of an update would not be the mean over its tokens."""
     args = trainer.args
     why = None
+    # Marian, BART and T5 accept num_items_in_batch and ignore it. A subclass may not accept it.
     is_ours = isinstance(model, VanillaTransformerPreTrainedModel)
-    if not is_ours and trainer.compute_loss_func is None:
-        # Marian, BART and T5 accept num_items_in_batch and ignore it.
+    divides = is_ours and trainer.model_accepts_loss_kwargs
+    if not divides and trainer.compute_loss_func is None:
         name = type(model).__name__
         why = f"needs a loss that is divided by num_items_in_batch: give {name} a compute_loss_func"
+        if is_ours:
+            why += ", or let its forward pass on **kwargs"
     elif not args.average_tokens_across_devices:
         why = "needs average_tokens_across_devices=True"
     elif args.n_gpu > 1:
