@@ -33,6 +33,7 @@ from tests.trainer_helpers import (
     everything_on,
     flat,
     make_trainer,
+    padding_collator,
     random_pairs,
     relative_error,
     saved_steps,
@@ -357,6 +358,31 @@ def test_log_has_throughput_padding_and_perplexity(tmp_path):
     assert {"grad_norm", "learning_rate"} <= first.keys()
     last = made.state.log_history[-1]
     assert last["eval_perplexity"] == pytest.approx(math.exp(last["eval_loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("own", ["function", "method"])
+def test_loss_of_the_callers_has_no_perplexity(tmp_path, own):
+    def square(outputs, labels, num_items_in_batch=None):
+        return outputs.logits.square().mean()
+
+    class Squared(VanillaTransformerTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            loss = square(outputs, None)
+            return (loss, outputs) if return_outputs else loss
+
+    model = tiny_model()
+    settings = {"kind": Squared} if own == "method" else {"compute_loss_func": square}
+    made = trained(
+        tmp_path,
+        model=model,
+        data_collator=padding_collator(model),
+        eval_dataset=random_pairs(2),
+        max_steps=1,
+        **settings,
+    )
+    assert "eval_loss" in made.evaluate()
+    assert log_of(made, "perplexity") == log_of(made, "eval_perplexity") == []
 
 
 def test_throughput_is_that_of_the_clock_and_of_the_masks(monkeypatch):

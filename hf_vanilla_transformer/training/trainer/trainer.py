@@ -64,7 +64,7 @@ from .model_state import ModelState
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
-from .ownership import foreign_data
+from .ownership import foreign_data, methods
 from .trainer_checks import (
     check_arguments,
     check_collator,
@@ -605,7 +605,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add throughput, padding and the loss without label smoothing (`nll_loss`) to the training loss, and a
-        perplexity to each unsmoothed loss."""
+        perplexity to each loss that is the cross-entropy without smoothing."""
         if "loss" in logs:
             self._require_finite_losses()
             require_loss_scale(self.accelerator.scaler)
@@ -620,7 +620,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
                     self.state, lambda number: self.accelerator.reduce(number, "mean"), limit
                 )
             )
-        if not self.args.label_smoothing_factor:  # it smooths the evaluation loss, too
+        own = self.compute_loss_func or methods("compute_loss")(self)
+        if not (own or self.args.label_smoothing_factor):  # it smooths the evaluation loss, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
