@@ -349,7 +349,8 @@ class VanillaTransformerForConditionalGeneration(
             raise ValueError(
                 "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; Trainer's "
                 "label_smoothing_factor and compute_loss_func need DataCollatorForSeq2Seq(tokenizer, model=model), "
-                "label_smoothing of the configuration does not"
+                "label_smoothing of the configuration does not; to predict for rows without labels take "
+                "DataCollatorWithPadding"
             )
         start = self.config.decoder_start_token_id
         pad = self.config.target_pad_token_id

@@ -34,7 +34,8 @@ def test_metrics_are_those_since_the_last_entry(clock: SimpleNamespace) -> None:
     for _ in range(2):  # the second entry forgets the first one
         meter.count([batch((5, 4), (1, 1)), batch((3, 2))], torch.tensor(7))
         without = [{"input_ids": torch.zeros(9)}, {"labels": torch.ones(1, 9)}]
-        meter.count([*without, {"attention_mask": torch.ones(1, 9)}], None)
+        without_labels = {"attention_mask": torch.ones(1, 9), "labels": None}  # as a collator makes
+        meter.count([*without, {"attention_mask": torch.ones(1, 9)}, without_labels], None)
         meter.count([*without, batch((2, 2))], 2)
         for nll in (1.0, 2.0, 4.5):
             meter.add_nll(torch.tensor(nll))

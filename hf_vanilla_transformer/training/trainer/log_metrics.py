@@ -36,7 +36,7 @@ class ThroughputMeter:
             self._target_tokens = self._target_tokens + target_tokens
         for batch in batches:
             mask = token_mask(batch)
-            if mask is None or "labels" not in batch:
+            if mask is None or batch.get("labels") is None:
                 continue
             labels = batch["labels"]
             self._tokens = self._tokens + labels.ne(IGNORED).sum() + mask.ne(0).sum()
