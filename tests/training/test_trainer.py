@@ -593,6 +593,19 @@ def test_evaluation_in_bf16_runs_a_forward_of_the_caller(tmp_path, generates):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def test_rows_without_labels_are_translated(tmp_path):
+    model = tiny_model()
+    made = make_trainer(
+        tmp_path, model=model, data_collator=padding_collator(model), predict_with_generate=True
+    )
+    pairs = random_pairs(5)
+    sources = [{"input_ids": row["input_ids"]} for row in pairs]
+    predicted = made.predict(sources, max_length=20)
+    assert predicted.label_ids is None
+    expected = made.predict(pairs, max_length=20).predictions
+    assert predicted.predictions.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("after_training", [True, False])
 def test_evaluation_in_bf16_decodes_with_packed_weights(tmp_path, after_training):
     model = tiny_model()

@@ -140,6 +140,8 @@ class TranslatingTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
+        # transformers' collator gives rows without labels the labels None, and the base class would read them
+        inputs = {name: value for name, value in inputs.items() if value is not None}
         self._pairs_of_step = find_batch_size(inputs)
         translates = self.args.predict_with_generate and not prediction_loss_only
         if self._drops_logits():
