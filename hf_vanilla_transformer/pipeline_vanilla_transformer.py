@@ -98,6 +98,8 @@ class TranslationPipeline(Pipeline):
         dataset gives an iterator of lists.
         """
         if isinstance(inputs, list):
+            if not inputs:
+                return []
             inputs = [_text_of(item, f"inputs: item {row}") for row, item in enumerate(inputs)]
         results = super().__call__(inputs, **kwargs)
         if isinstance(inputs, list) and all(len(result) == 1 for result in results):

@@ -85,6 +85,11 @@ def test_pipeline_accepts_a_sentence_a_stream_and_a_dataset(translate, expected)
         assert texts(found) == [text]
 
 
+def test_no_sentence_has_no_translation(translate):
+    assert translate([]) == []
+    assert list(translate(text for text in ())) == []
+
+
 def test_pipeline_returns_n_best_with_scores(translate):
     settings = {"num_beams": 4, "num_return_sequences": 3}
     found = translate(SENTENCES[:3], **settings, batch_size=3)
