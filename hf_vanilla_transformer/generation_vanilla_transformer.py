@@ -179,6 +179,11 @@ def plan_search(
     for name in ("num_beams", "num_return_sequences"):
         if requested.get(name, 1) < 1:
             raise ValueError(f"{name}: {requested[name]}: give at least 1")
+    beams = requested.get("num_beams", 1)
+    if beams > 1 and requested.get("assistant_model") is not None:
+        raise ValueError(
+            f"assistant_model: num_beams={beams}, but assisted decoding has one: give num_beams=1"
+        )
     settings: dict[str, Any] = {}
     over = None
     if requested.get("max_length") is None and requested.get("max_new_tokens") is None:

@@ -65,6 +65,15 @@ def test_counts_below_one_are_refused(name: str, count: int) -> None:
     model.generate(ids, **{name: 1}, max_new_tokens=1)
 
 
+def test_assistant_of_a_beam_search_is_refused() -> None:
+    model = varied_model()
+    settings = {"inputs": source([4])["input_ids"], "assistant_model": varied_model()}
+    with pytest.raises(ValueError, match=r"num_beams=4, but assisted .*: give num_beams=1$"):
+        model.generate(**settings)
+    plain = model.generate(settings["inputs"], **GREEDY)
+    assert model.generate(**settings, **GREEDY).equal(plain)
+
+
 def fill_in_defaults(model: Model) -> None:
     """Do as `Seq2SeqTrainer.prediction_step` does after each evaluation."""
     config = model.generation_config
