@@ -27,18 +27,13 @@ def of_config(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("config", "share"),
-    [
-        ({"eos_token_id": 2}, 0.5),
-        ({"eos_token_id": [2, 7]}, 0.75),
-        ({"eos_token_id": 2, "target_eos_token_id": 8}, 0.25),
-        ({"eos_token_id": None}, 1.0),
-    ],
+    ("ends", "share"),
+    [(2, 0.5), ([2, 7], 0.75), (8, 0.25), (None, 1.0)],
 )
-def test_translation_ends_at_an_end_token_after_the_first(
-    config: dict[str, Any], share: float
-) -> None:
-    trainer = of_config(**config)
+def test_translation_ends_at_an_end_token_after_the_first(ends: Any, share: float) -> None:
+    """The configuration of an `EncoderDecoderModel` has no end token, its generation config does."""
+    model = Fake(config=Fake(), generation_config=Fake(eos_token_id=ends))
+    trainer = bare(_base_model=lambda: model)
     rows = np.array([[2, 5, 2], [2, 2, 5], [2, 5, 8], [2, 7, 5]])
     assert trainer._share_that_ends(rows) == share
     assert trainer._share_that_ends(rows[:0]) == 1.0

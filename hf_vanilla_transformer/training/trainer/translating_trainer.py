@@ -123,8 +123,8 @@ class TranslatingTrainer(ResumableTrainer):
 
     def _share_that_ends(self, predictions: np.ndarray) -> float:
         """The share of translations (N, T) with an end token after the first token, which may be one."""
-        config = self._base_model().config
-        ends = getattr(config, "target_eos_token_id", config.eos_token_id)
+        # not of the configuration: that of an EncoderDecoderModel has none
+        ends = self._base_model().generation_config.eos_token_id
         if not len(predictions) or ends is None:
             return 1.0
         return float(np.isin(predictions[:, 1:], np.atleast_1d(ends)).any(axis=1).mean())
