@@ -89,6 +89,10 @@ def has_vnni() -> bool:
 
 # Changes of a model
 
+# Their hooks stay in a model that has once returned its attention weights or hidden states, or was trained with
+# gradient checkpointing. They record outputs on request, and mark them for gradients.
+_HARMLESS = frozenset({"transformers.utils.output_capturing", "transformers.modeling_utils"})
+
 
 def version(weight: Tensor) -> float | None:
     """The number of writes that torch counted. None for tensors made in inference mode, which have no counter.
@@ -99,10 +103,19 @@ def version(weight: Tensor) -> float | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a call runs forward hooks. If torch cannot tell, models decode through their modules."""
-    return bool(
-        getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True)
+    """Return whether a call runs forward hooks that may change something.
+
+    If torch cannot tell, models decode through their modules.
+    """
+    hooks = [getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks")]
+    return not all(
+        each is not None and _HARMLESS.issuperset(_home(hook) for hook in each.values())
+        for each in hooks
     )
+
+
+def _home(hook: object) -> str:
+    return getattr(hook, "__module__", None) or ""
 
 
 def has_global_hooks() -> bool:

@@ -105,8 +105,6 @@ def not_optimizable(model: nn.Module) -> str | None:
     if has_global_hooks():
         return "global forward hooks would not run; remove them"
     for name, module in model.named_modules():
-        if module.training:
-            return f"{name or 'it'} is in training mode; call model.eval()"
         if not is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
             remedy = "merge adapters, and load without quantization"
@@ -114,9 +112,13 @@ def not_optimizable(model: nn.Module) -> str | None:
             if any(base.__module__.endswith("_vanilla_transformer") for base in bases):
                 remedy = "subclasses are decoded through their modules"
             return f"{name or 'it'} is a {full_name}; {remedy}"
+        if module.training:
+            return f"{name or 'it'} is in training mode; call model.eval()"
         if has_hooks(module) or "forward" in vars(module):
-            hooked = f"{name or 'it'} has hooks, as offloaded and sharded models have"
-            return f"{hooked}; remove them, or load it on one device"
+            hooked = (
+                f"{name or 'it'} has hooks, as offloaded, sharded and mixed-precision models have"
+            )
+            return f"{hooked}; remove them, or save it and load it on one device"
         for weight in module.parameters(recurse=False):
             if type(weight) is not nn.Parameter or weight.is_meta:
                 return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"

@@ -174,6 +174,35 @@ def test_modules_that_compute_more_decode_themselves(change: str, decoders: list
         assert decoders[-1] is not ModuleDecoder
 
 
+def look_inside(model: Model) -> None:
+    ids = torch.tensor([[5, 6, EOS]])
+    model(input_ids=ids, labels=ids, output_attentions=True)
+
+
+def train_with_checkpointing(model: Model) -> None:
+    model.gradient_checkpointing_enable()
+    ids = torch.tensor([[5, 6, EOS]])
+    with torch.enable_grad():
+        model.train()(input_ids=ids, labels=ids).loss.backward()
+    model.eval()
+
+
+@pytest.mark.parametrize("use", [look_inside, train_with_checkpointing])
+@torch.no_grad()
+def test_hooks_that_transformers_leaves_behind_change_nothing(
+    use: Change, decoders: list[type]
+) -> None:
+    """Before the model is optimized, and after."""
+    model = varied_model()
+    use(model)
+    assert any(module._forward_hooks for module in model.modules())
+    assert_as_by_modules(optimize_for_inference(model))
+    used = optimized_model()
+    look_inside(used)
+    assert_as_by_modules(used)
+    assert decoders == [PackedDecoder, ModuleDecoder] * 2
+
+
 @torch.no_grad()
 def test_weights_are_left_where_they_are() -> None:
     """Also in memory that torch does not own, such as a mapped file or a NumPy array."""
@@ -270,6 +299,13 @@ def on_meta(model: Model) -> Model:
     return model.to("meta")
 
 
+def with_another_layer(model: Model) -> Model:
+    """A new module is in training mode, as those of quantisation are."""
+    fc1 = model.model.decoder.layers[0].fc1
+    model.model.decoder.layers[0].fc1 = type("Own", (nn.Linear,), {})(*fc1.weight.shape[::-1])
+    return model
+
+
 def after(change: Change) -> Change:
     """The changed model."""
     return lambda model: [model, change(model)][0]
@@ -278,6 +314,7 @@ def after(change: Change) -> Change:
 REFUSALS = [
     (Model.train, {}, r"model: .*model\.eval\(\)"),
     (after(train_decoder), {}, r"model\.decoder .*model\.eval\(\)"),
+    (with_another_layer, {}, r"fc1 is a .*\.Own; merge adapters"),
     (after(inject_adapter), {}, "self_attn.q_proj .*peft.tuners.lora.layer.Linear"),
     (wrapped, {}, "model: PeftModel"),
     (on_meta, {}, "model: .*sharded"),
