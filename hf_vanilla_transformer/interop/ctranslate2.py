@@ -128,7 +128,7 @@ def search_note(
     if languages and languages.target_mark:
         note += f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]"
     settings = check_search(model, CTRANSLATE2)
-    excluding = {"no_repeat_ngram_size", "repetition_penalty", "suppress_sequences"}
+    excluding = {"no_repeat_ngram_size", "suppress_sequences"}
     excludes = (
         not excluding.isdisjoint(arguments)
         or banned_tokens(settings)

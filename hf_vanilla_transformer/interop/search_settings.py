@@ -37,10 +37,11 @@ APPLIED = {
     "forced_bos_token_id": {CTRANSLATE2, ONNX},
     "forced_eos_token_id": {ARGOS, CTRANSLATE2, ONNX},
 }
-#: The libraries that apply these settings with more than one end token, and with sequences of tokens.
-APPLIED_WITH_SEVERAL = {
+#: The libraries that apply these settings with more than one end token, sequence of tokens or beam.
+APPLIED_WITH_SEVERAL: dict[str, set[str]] = {
     "eos_token_id": {CTRANSLATE2, ONNX},
     "bad_words_ids": {CTRANSLATE2},
+    "repetition_penalty": set(),
 }
 #: Settings that choose between hypotheses or end a search, and the libraries that apply them.
 OF_HYPOTHESES: dict[str, set[str]] = {
@@ -127,7 +128,7 @@ def check_search(model: VanillaTransformerForConditionalGeneration, library: str
         neutral: list[Any] = [None, []]
         if name not in _TOKENS:
             neutral += [False, 0, {}, _NEUTRAL.get(name)]
-        has_several = _has_several(name, value)
+        has_several = _has_several(name, value, model)
         if value in neutral or (name in HARMLESS and not has_several):
             continue
         applied = APPLIED_WITH_SEVERAL if has_several else APPLIED
@@ -142,10 +143,17 @@ def check_search(model: VanillaTransformerForConditionalGeneration, library: str
     return settings
 
 
-def _has_several(name: str, value: Any) -> bool:
+def _has_several(name: str, value: Any, model: VanillaTransformerForConditionalGeneration) -> bool:
     """Return whether a setting has a value that only the libraries of `APPLIED_WITH_SEVERAL` apply."""
     if name == "eos_token_id":
         return len(flat(value)) > 1
+    if name == "repetition_penalty":
+        # CTranslate2 has that of `generate` for one beam: with several, `generate` penalises log-probabilities, not
+        # logits. It also penalises the start token, which matters where it is an end token too.
+        search = model.generation_config
+        start = search.decoder_start_token_id
+        start = model.config.decoder_start_token_id if start is None else start
+        return (search.num_beams or 1) > 1 or start in flat(search.eos_token_id)
     is_list = name == "bad_words_ids" and isinstance(value, list)
     return is_list and len(flat(value)) > len(value)
 

@@ -171,12 +171,31 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
         )  # CTranslate2 approximates the exponential function
 
 
+@pytest.mark.parametrize(
+    ("search", "is_applied"),
+    [
+        ({"num_beams": 1}, True),
+        ({"num_beams": 4}, False),  # of log-probabilities in `generate`, of logits in CTranslate2
+        ({"num_beams": 1, "decoder_start_token_id": EOS}, False),  # `generate` penalises it too
+    ],
+)
+def test_ctranslate2_has_the_repetition_penalty_of_one_beam(
+    search: dict[str, Any], is_applied: bool
+) -> None:
+    model = tiny_model(vocab_size=320)
+    model.generation_config.update(repetition_penalty=1.2, **search)
+    if is_applied:
+        check_search(model, CTRANSLATE2)
+    else:
+        assert "repetition_penalty=1.2" in error_of(check_search, model, CTRANSLATE2)
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
 @pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, ONNX])
 def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:
     model = tiny_model(vocab_size=320)
-    model.generation_config.update(**settings)
+    model.generation_config.update(**{"num_beams": 1} | settings)
     names = {name for name in settings if name not in HARMLESS}
     several = {"eos_token_id"} if isinstance(settings.get("eos_token_id"), list) else set()
     several |= (

@@ -440,7 +440,6 @@ RENORMALISED = (
         ({"num_beams": 2}, False),
         ({"num_beams": 2, "suppress_tokens": [5]}, True),
         ({"num_beams": 2, "no_repeat_ngram_size": 2}, True),
-        ({"num_beams": 2, "repetition_penalty": 1.5}, True),
         ({"num_beams": 2, "bad_words_ids": [[5, 6]]}, True),
         ({"num_beams": 2, "min_new_tokens": 1}, False),
         ({"num_beams": 2, "min_new_tokens": 2}, True),
