@@ -40,7 +40,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.utils.errors import UserError
 
-    for name in given_values(arguments, *OF_OUTPUTS, *OF_SEARCHES):
+    for name in given_values(arguments, *OF_OUTPUTS, *OF_SEARCHES, "workers", "shortlist", "raw"):
         if arguments.score:
             raise UserError(f"--score is for existing outputs, --{name} is for new ones")
     for name in given_values(arguments, "shard", "ray"):

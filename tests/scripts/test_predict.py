@@ -129,6 +129,8 @@ def test_spellings_of_one_input_are_one_list(predict, tmp_path):
         ("--n_best 2 --format tsv --normalize no_module:f", "normalize"),
         ("--score targets.txt --format tsv", "--score"),
         ("--score targets.txt --num_beams 2", "--score is for existing outputs, --num_beams"),
+        ("--score targets.txt --workers 1", "--score is for existing outputs, --workers"),
+        ("--score targets.txt --shortlist table", "--score is for existing outputs, --shortlist"),
         ("--source_column word", "--source_column has no effect"),
         # lists are no rows of a table
         ("--n_best 2 --format jsonl --output x.parquet", "n_best: "),
