@@ -42,7 +42,8 @@ class Flag(NamedTuple):
     dest: str | None = None
 
 
-COLUMNS = "source_lang", "target_lang", "source_column", "target_column", "line_pattern"
+CELLS = "source_column", "target_column", "line_pattern"
+COLUMNS = "source_lang", "target_lang", *CELLS
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 CANDIDATES = "format", "normalize", "spellings"  # of n-best lists
 OF_SEARCHES = "num_beams", "length_penalty", "max_new_tokens", *REPETITION
@@ -163,7 +164,8 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
     """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults.
 
-    For a model of many languages, the languages are also the direction of plain text.
+    For a model of many languages, the languages are also the direction of plain text. With --paragraphs
+    they choose the rules that split sentences.
     """
     from hf_vanilla_transformer.corpora.columns import Columns
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
@@ -171,13 +173,12 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
 
     languages = model_languages(model) if model else None
     columns = Columns(**given_values(arguments, *COLUMNS), languages=languages)
-    used = getattr(arguments, "paragraphs", False) or any(
-        columns.are_in(Path(file)) for file in files if file
-    )
-    given = {} if used else given_values(arguments, *COLUMNS)
-    if given and not (
-        given.keys() <= {"source_lang", "target_lang"} and model and has_language_tokens(model)
-    ):
+    has_columns = any(columns.are_in(Path(file)) for file in files if file)
+    given = {} if has_columns else given_values(arguments, *COLUMNS)
+    paragraphs = getattr(arguments, "paragraphs", False)
+    if given and (paragraphs or (model and has_language_tokens(model))):
+        given = given_values(arguments, *CELLS)
+    if given:
         raise UserError(
             f"--{next(iter(given))} has no effect: plain text has no columns and one language"
         )

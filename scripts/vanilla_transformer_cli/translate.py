@@ -37,6 +37,7 @@ from typing import Any
 from .lines import OF_OUTPUTS, add_line_flags, check_files, write_lines
 from .models import load_translator
 from .parsing import (
+    CELLS,
     COLUMNS,
     COLUMNS_TITLE,
     DECODING,
@@ -53,7 +54,10 @@ def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag(
-            "DIR", "model folder, or en_de; several form an ensemble", required=True, nargs="+"
+            "DIR",
+            "model folder, en_de or en_fr; several form an ensemble",
+            required=True,
+            nargs="+",
         ),
         input=Flag(
             "F", "text to translate, .gz too, a table or a document (default: standard input)"
@@ -120,7 +124,7 @@ def main(arguments: argparse.Namespace) -> None:
         for name in given_values(arguments, *OF_OUTPUTS, "score"):
             raise UserError(f"--paragraphs translates documents, --{name} is for single sentences")
     if document:
-        for name in given_values(arguments, "shard", "ray"):
+        for name in given_values(arguments, "shard", "ray", *CELLS):
             raise UserError(
                 f"--{name} is for lines of text, {arguments.input} is translated as a whole"
             )

@@ -101,8 +101,14 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--n_best": "1", "--num_beams": "1"}, "n_best: "),
         ({"--n_best": "2", "--score": "scored.txt"}, "--score"),
         ({"--score": "scored.txt"}, "--max_new_tokens"),
+        ({"--input": "page.html", "--source_column": "a"}, "--source_column is for lines of text"),
+        ({"--input": "film.srt", "--line_pattern": "(?P<a>.)"}, "--line_pattern is for lines"),
         ({"--paragraphs": "--alignment"}, "--paragraphs"),
         ({"--source_lang": "en"}, "--source_lang"),
+        (
+            {"--source_column": "a", "--source_lang": "en", "--paragraphs": "--raw"},
+            "--source_column",
+        ),
         ({"--input": "-", "--score": "-"}, "--score"),
     ],
 )
