@@ -252,8 +252,12 @@ def translate_file(
 
 
 def _check_columns(settings: Mapping[str, Any], output: Path, scores: bool) -> None:
-    """Refuse settings with a result for which a table has no column."""
+    """Refuse a table that is not written, and settings with a result for which a table has no column."""
     suffix = file_format(output)
+    if suffix in (".csv", ".json"):
+        raise UserError(
+            f"output: {output}: a table is written as .jsonl or .parquet, lines of text as .txt"
+        )
     if suffix not in _TABLES or suffix == f".{settings.get('n_best_format')}":
         return
     values = {**settings, "score": scores}

@@ -95,6 +95,8 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--input": "latin1.txt"}, "latin1.txt, line 2, byte 2 (0xfc)"),
         ({"--output": "."}, "error: output . is a folder"),
         ({"--output": "no/such/out.txt"}, "no/such"),
+        ({"--output": "rows.csv"}, "rows.csv: a table is written as .jsonl or .parquet"),
+        ({"--output": "rows.json.gz"}, "rows.json.gz: a table"),
         ({"--batch_size": "0"}, "batch_size"),
         ({"--max_tokens_per_batch": "0"}, "max_tokens_per_batch"),
         ({"--n_best": "5"}, "num_beams"),
