@@ -294,6 +294,12 @@ def test_abbreviated_field_is_refused():
     assert " learning" in complaint("--output_dir", "x", "--learning", "0.1")
 
 
+@pytest.mark.parametrize("flags", ["train.en train.de", "--max_steps 3 train.en", "-o x"])
+def test_value_without_its_field_is_named(recipe, flags):
+    message = complaint(recipe("output_dir: x\n"), *flags.split())
+    assert "--train train.en train.de" in message and "HfArgumentParser" not in message
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

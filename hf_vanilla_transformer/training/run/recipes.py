@@ -118,8 +118,12 @@ class _Parser(HfArgumentParser):
         return super().add_argument(*flags, **settings)
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Read a list of one `null` as None."""
+        """Read a list of one `null` as None. Refuse a value that follows no field."""
         namespace, rest = super().parse_known_args(*args, **kwargs)
+        if rest:
+            raise UserError(
+                f"{rest[0]}: it follows no field; write --FIELD VALUE, such as --train train.en train.de"
+            )
         for name, value in vars(namespace).items():
             if value == [None]:
                 setattr(namespace, name, None)
