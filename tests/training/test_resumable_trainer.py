@@ -182,6 +182,7 @@ def test_epoch_runs_in_its_order_unless_training_is_over(
         epochs_trained=2,
         resume_from_checkpoint=resumed,
         start_time="due",
+        train_dataloader=None,
     )
     assert made == ["due", *([f"order {epoch}", epoch] if runs else [])]
     assert trainer._epoch_start == start

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from numpy.random import default_rng
 from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
@@ -101,14 +102,12 @@ def trainer(folder, count=26, collator=None, **settings):
         return [[4 + row, *[4] * size, 2] for row, size in enumerate(sizes)]
 
     args = RunArguments(
-        output_dir=str(folder),
         use_cpu=True,
         learning_rate=0.01,
-        save_strategy="no",
         disable_tqdm=True,
         per_device_train_batch_size=4,
         num_train_epochs=2,
-        **settings,
+        **{"output_dir": str(folder), "save_strategy": "no", **settings},
     )
     return VanillaTransformerTrainer(
         model=tiny_model(),
@@ -161,3 +160,27 @@ def test_trainer_reads_every_pair_once_per_epoch_in_a_new_order(tmp_path):
         assert sorted(sum(epoch, [])) == list(range(26))
         assert [len(batch) for batch in epoch] == [4] * 6 + [2]
     assert first != second
+
+
+def test_rank_of_several_resumes_in_the_order_of_its_epoch(tmp_path):
+    """accelerate wraps the sampler for several ranks, and again to skip what was trained."""
+
+    def batches_of_second_rank(resume=None, **settings):
+        seen = []
+
+        def collator(rows):
+            seen.append([row["input_ids"][0] for row in rows])
+            return collate(rows)
+
+        made = trainer(tmp_path, collator=collator, **settings)
+        loader = made.get_train_dataloader()
+        made.get_train_dataloader = lambda: prepare_data_loader(
+            loader, num_processes=2, process_index=1
+        )
+        made.train(resume_from_checkpoint=resume)
+        return seen
+
+    whole = batches_of_second_rank(save_strategy="steps", save_steps=3, save_total_limit=2)
+    assert whole[:4] != whole[4:]
+    resumed = batches_of_second_rank(tmp_path / "checkpoint-6", output_dir=str(tmp_path / "again"))
+    assert resumed == whole[6:]

@@ -388,7 +388,8 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.control.should_training_stop = True
         if self.control.should_training_stop or self.control.should_epoch_stop:
             return
-        for order in (self._updates, self.train_dataset):
+        sampler = _sampler_of_pairs(kwargs["train_dataloader"])
+        for order in (self._updates, self.train_dataset, sampler):
             set_epoch = getattr(order, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
@@ -521,3 +522,15 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # `_save_checkpoint` pushes after the rename
             super()._push_from_checkpoint(checkpoint_folder)
+
+
+def _sampler_of_pairs(loader: Any) -> Any:
+    """The sampler inside the batch samplers of a loader, or None.
+
+    accelerate wraps them for several ranks, and again to skip what was trained before a resume. Neither it nor
+    `Trainer` tells the epoch to a sampler within two of them.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return getattr(batches, "sampler", None)
