@@ -8,6 +8,7 @@ from types import SimpleNamespace as Fake
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from transformers import (
     EarlyStoppingCallback,
@@ -168,7 +169,7 @@ def test_epoch_runs_in_its_order_unless_training_is_over(
     made: list[Any] = []
     replace(monkeypatch, "_run_epoch", lambda trainer, **given: made.append(given["epoch"]))
     trainer = bare(
-        args=Fake(gradient_accumulation_steps=4),
+        args=Fake(gradient_accumulation_steps=4, device=torch.device("cpu")),
         state=Fake(global_step=10),
         control=Fake(should_training_stop=stop, should_epoch_stop=end),
         _training_is_over=lambda: over,
@@ -187,6 +188,33 @@ def test_epoch_runs_in_its_order_unless_training_is_over(
     assert made == ["due", *([f"order {epoch}", epoch] if runs else [])]
     assert trainer._epoch_start == start
     assert trainer.control.should_training_stop is (over or stop)
+
+
+def test_epoch_does_not_run_if_the_time_of_another_rank_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for that rank."""
+
+    def agreed(*flags: bool, device: torch.device) -> Fake:
+        assert flags == (False,)
+        return Fake(read=lambda: [True])
+
+    monkeypatch.setattr(resumable_trainer, "Agreement", agreed)
+    trainer = bare(
+        args=Fake(gradient_accumulation_steps=4, device=torch.device("cpu")),
+        state=Fake(global_step=10),
+        control=Fake(should_training_stop=False, should_epoch_stop=False),
+        _training_is_over=lambda: False,
+        _evaluate_if_due=lambda time: None,
+    )
+    trainer._run_epoch(
+        epoch=3,
+        steps_trained_in_current_epoch=0,
+        epochs_trained=2,
+        resume_from_checkpoint=None,
+        start_time=0.0,
+    )
+    assert trainer.control.should_training_stop
 
 
 @pytest.mark.parametrize("tokens", [None, 60])

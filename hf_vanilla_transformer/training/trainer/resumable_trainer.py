@@ -39,7 +39,7 @@ from ..state.checkpoints import (
     require_last,
     require_training_state,
 )
-from ..state.distributed import original_class, print_main
+from ..state.distributed import Agreement, original_class, print_main
 from ..state.fingerprint import (
     ARCHITECTURE,
     OBJECTIVE,
@@ -384,7 +384,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         )
         self._epoch_start = self.state.global_step - skipped
         self._evaluate_if_due(kwargs["start_time"])
-        if self._training_is_over():  # `Trainer` checks this only after an update
+        # `Trainer` checks this only after an update. The clocks of ranks differ, and all must stop or none.
+        if Agreement(self._training_is_over(), device=self.args.device).read()[0]:
             self.control.should_training_stop = True
         if self.control.should_training_stop or self.control.should_epoch_stop:
             return
