@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from hf_vanilla_transformer.training.run import run
+from hf_vanilla_transformer.training.run import run, seeds
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.training.run.seeds import run_seeds, scores_of_seeds
@@ -201,6 +201,20 @@ def test_other_ranks_write_no_table(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     runs.make()
     assert not runs.table.exists()
+
+
+def test_all_ranks_make_the_runs_that_the_main_rank_chooses(tmp_path, monkeypatch):
+    """It may still write the card of the run before when another rank looks for it."""
+    runs = Runs(tmp_path / "run")
+    runs.make()
+    runs.flags.clear()
+    flags = ["--seeds=null", "--seed=2", "--resume_from_checkpoint=auto", "--bf16=true"]
+    flags.append(f"--output_dir={tmp_path / 'run' / 'seed-2'}")
+    chosen = iter([None, flags, None])
+    monkeypatch.setattr(seeds, "broadcast_from_main", lambda make: next(chosen))
+    monkeypatch.setenv("RANK", "1")
+    runs.make()
+    assert runs.flags == {2: flags}
 
 
 def test_seeds_are_not_published(tmp_path):

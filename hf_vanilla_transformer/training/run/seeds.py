@@ -15,7 +15,7 @@ from ...utils.errors import UserError
 from ...utils.markdown import markdown_table
 from ...utils.untrusted import read_json_object
 from ..state.checkpoints import report_failed_save
-from ..state.distributed import is_main_rank, print_main
+from ..state.distributed import broadcast_from_main, is_main_rank, print_main
 from ..state.fingerprint import Facts, differences
 from .arguments import ParsedArguments, RunArguments, chosen_values
 from .facts import PRECISION
@@ -51,17 +51,15 @@ def run_seeds(
     _require_same_fields(folder / SEEDS, fields)
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, its_folder in folders.items():
-        if (its_folder / _CARD).is_file():  # the last file of a run
+        # The main rank may still write the card of the run before when others get here.
+        flags = broadcast_from_main(partial(_flags_of_run, seed, its_folder, args.auto_bf16))
+        if flags is None:
             print_main(f"seed {seed}: {its_folder} is complete")
             continue
         if is_main_rank() and not (folder / SEEDS).is_file():
             _write(folder / SEEDS, {"fields": fields})
         print_main(f"seed {seed}: {its_folder}")
-        own = {"seeds": "null", "seed": seed, "output_dir": its_folder}
-        flags = [f"--{name}={value}" for name, value in own.items()]
-        if args.auto_bf16:
-            flags += _precision_of_first(folder)
-        run([*flags, "--resume_from_checkpoint=auto"], partial(_check_facts, folder))
+        run(flags, partial(_check_facts, folder))
     if is_main_rank():
         results = {seed: read_json_object(each / _RESULTS) for seed, each in folders.items()}
         scores = scores_of_seeds(results, parsed[1].metrics or ())
@@ -143,6 +141,17 @@ def _check_facts(folder: Path, facts: Facts) -> None:
             )
     elif is_main_rank():
         _write(folder / SEEDS, _read(folder) | {"facts": facts})
+
+
+def _flags_of_run(seed: int, folder: Path, auto_bf16: bool) -> list[str] | None:
+    """Flags of the run of a seed, or None if it is complete."""
+    if (folder / _CARD).is_file():  # the last file of a run
+        return None
+    own = {"seeds": "null", "seed": seed, "output_dir": folder}
+    flags = [f"--{name}={value}" for name, value in own.items()]
+    if auto_bf16:
+        flags += _precision_of_first(folder.parent)
+    return [*flags, "--resume_from_checkpoint=auto"]
 
 
 def _precision_of_first(folder: Path) -> list[str]:
