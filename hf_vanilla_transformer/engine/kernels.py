@@ -107,11 +107,14 @@ def has_hooks(module: nn.Module) -> bool:
 
     If torch cannot tell, models decode through their modules.
     """
-    hooks = [getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks")]
-    return not all(
-        each is not None and _HARMLESS.issuperset(_home(hook) for hook in each.values())
-        for each in hooks
-    )
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        hooks = getattr(module, name, None)
+        if hooks is None:
+            return True
+        # Every request asks, and most modules have none.
+        if hooks and not _HARMLESS.issuperset(map(_home, hooks.values())):
+            return True
+    return False
 
 
 def _home(hook: object) -> str:
