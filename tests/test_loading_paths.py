@@ -55,6 +55,10 @@ def damaged(good: Path, damage: str) -> Path:
     if model_class := {"subclass": GatedTransformer, "class": ScaledTransformer}.get(damage):
         model_class(tiny_config(vocab_size=265)).save_pretrained(folder)
         return folder
+    if damage == "adapter":  # as before the weights were merged
+        adapter = {"peft_type": "LORA", "target_modules": ["fc1"], "base_model_name_or_path": None}
+        (folder / "adapter_config.json").write_text(json.dumps(adapter), encoding="utf-8")
+        return folder
     weights = load_file(folder / "model.safetensors")
     if damage == "missing":
         del weights[WEIGHT]
@@ -114,6 +118,7 @@ DAMAGES = {
     "integers": "fc1",
     "subclass": "gate|GatedTransformer",
     "class": "ScaledTransformer",
+    "adapter": "merge_and_unload",
 }
 
 
@@ -153,7 +158,7 @@ def test_loading_takes_the_folder_without_damage(good: Path, loader: str, tmp_pa
     LOADERS[loader](good, good, tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched"])
+@pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched", "adapter"])
 def test_publishing_refuses_other_weights(good, damage):
     with pytest.raises(UserError, match=DAMAGES[damage]):
         prepared_files(damaged(good, damage), "me/x")

@@ -24,7 +24,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError, shown
 from ..utils.finite import require_finite
-from ..utils.model_folder import check_model_files, require_model_folder
+from ..utils.model_folder import check_model_files, refuse_adapter, require_model_folder
 from ..utils.untrusted import (
     one_line,
     read_json_object,
@@ -59,6 +59,7 @@ def load_model(
     """
     folder = Path(directory)
     require_model_folder(folder)
+    refuse_adapter(folder)
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir"
@@ -102,6 +103,7 @@ def _from_folder(
 
 def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedModel:
     """Return `model_class.from_pretrained(folder)` if the weights in the folder are complete and of this class."""
+    refuse_adapter(folder)
     settings |= {
         "local_files_only": True,
         "output_loading_info": True,

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder, require_apart, require_new
 from ..utils.errors import UserError, shown
+from ..utils.model_folder import refuse_adapter
 from .sources import local_files
 from .transformers_folders import make_savable
 
@@ -65,10 +66,9 @@ def convert(
     files = local_files(source)
     # PEFT saves a second adapter in a folder of its own
     places = [files] if (files / "config.json").is_file() else [files, *files.glob("*/")]
-    if any((place / "adapter_config.json").is_file() for place in places):
-        remedy = "model.merge_and_unload().save_pretrained(FOLDER) merges it, then convert FOLDER"
-        raise UserError(f"{source}: an adapter of PEFT is no whole model; {remedy}")
     try:
+        for place in places:
+            refuse_adapter(place)
         converted = read(files, **options)
     except UserError as error:
         message = str(error).replace(str(files), str(source))

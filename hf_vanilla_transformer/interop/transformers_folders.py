@@ -19,7 +19,7 @@ from transformers import (
 from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, naming_extras, shown
-from ..utils.model_folder import check_model_files, check_search
+from ..utils.model_folder import check_model_files, check_search, refuse_adapter
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .converted import Converted, Fields, Tensors
 from .sources import EMBEDDINGS, read_parts, weight_files
@@ -76,6 +76,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
 
 
 def _read_config(folder: Path, model_type: str) -> Fields:
+    refuse_adapter(folder)
     check_model_files(folder)
     values = read_json_object(folder / "config.json")
     if values.get("quantization_config"):

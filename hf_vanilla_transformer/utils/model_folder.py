@@ -232,6 +232,18 @@ def require_model_folder(folder: Path) -> None:
         raise UserError(f"{folder}: no such folder; {hint}")
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with an adapter of PEFT.
+
+    `from_pretrained` applies it to the weights in the folder, and so twice to merged ones.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder}: an adapter of PEFT is no whole model, and next to one it is applied, merged or not; "
+            "model.merge_and_unload().save_pretrained(FOLDER) merges it into a new folder"
+        )
+
+
 def check_model_files(folder: Path) -> None:
     """Refuse a model folder with a damaged file, or with values that no model has.
 

@@ -437,7 +437,13 @@ def test_adapter_is_no_whole_model(place: str, has_config: bool, tmp_path: Path)
     assert "merge_and_unload" in error_of(convert, "marian", tmp_path / "in", tmp_path / "out")
 
 
-def test_adapter_next_to_a_whole_model_is_not_looked_at(tmp_path: Path) -> None:
+def test_adapter_is_not_left_out_of_a_model_to_be_fine_tuned(tmp_path: Path) -> None:
+    write_opus_folder(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "merge_and_unload" in error_of(from_marian, tmp_path)
+
+
+def test_adapter_in_another_folder_is_not_looked_at(tmp_path: Path) -> None:
     write_opus_folder(tmp_path / "in")
     (tmp_path / "in" / "second").mkdir()
     (tmp_path / "in" / "second" / "adapter_config.json").write_text("{}")
