@@ -115,7 +115,7 @@ class ContinuousSearch:
         keys, sources, wanted, prefixes = zip(*sentences, strict=True)
         device = self.model.device
         start = self.model.generation_config.decoder_start_token_id
-        rows = [torch.tensor(source) for source in sources]
+        rows = [torch.tensor(source, dtype=torch.long) for source in sources]  # one may be empty
         pad = self.model.config.pad_token_id or 0
         ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(device)  # (n, S)
         lengths = torch.tensor([len(source) for source in sources], device=device)

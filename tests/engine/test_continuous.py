@@ -10,7 +10,7 @@ import torch
 
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch, FoundHypothesis
 from hf_vanilla_transformer.inference import optimize_for_inference
-from tests.model_helpers import EOS, START, sentences
+from tests.model_helpers import EOS, PAD, START, sentences
 from tests.search_helpers import Model, varied_model
 
 SOURCES = sentences([2 + (7 * i) % 12 for i in range(14)], 24, seed=3)
@@ -116,6 +116,19 @@ def test_continuous_search_equals_generate(
         for hypothesis, (_, score) in zip(found[i], expected, strict=True):
             assert hypothesis.score == (None if beams == 1 else pytest.approx(score, abs=1e-4))
     assert len({tuple(each[0].tokens) for each in found.values()}) > 2
+
+
+def test_sentence_without_tokens_is_a_row_of_padding() -> None:
+    """A tokenizer that adds no end may leave nothing of a text."""
+    model = varied_model()
+    search = ContinuousSearch(model, num_beams=2, max_new_tokens=5)
+    search.join([(0, [], 1, []), (1, [5, 6, EOS], 1, [])])
+    ids = torch.tensor([[PAD] * 3, [5, 6, EOS]])
+    rows = model.generate(ids, attention_mask=ids.ne(PAD).long(), num_beams=2, max_new_tokens=5)
+    found = results_of(search)
+    for number, row in enumerate(rows[:, 1:].tolist()):
+        tokens = found[number][0].tokens
+        assert tokens == row[: len(tokens)]
 
 
 def test_batch_keeps_its_limits() -> None:
