@@ -96,8 +96,12 @@ SHARED: dict[str, Flag | str] = {
     "spellings": Flag(
         "M", "with tsv and jsonl: M lines in turn are spellings of one input, read as they are", int
     ),
-    "source_lang": Flag("CODE", "source language, such as en (default: the model's)"),
-    "target_lang": Flag("CODE", "target language, such as de (default: the model's)"),
+    "source_lang": Flag(
+        "CODE", "source language, such as en (default: that of a model, if one is named)"
+    ),
+    "target_lang": Flag(
+        "CODE", "target language, such as de (default: that of a model, if one is named)"
+    ),
     "source_column": Flag(
         "NAME",
         "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language), or its number, "
