@@ -44,6 +44,8 @@ def load_server(options: ServeOptions) -> Server:
         )
     if options.limits.api_key == "":
         raise UserError("api_key: is empty, so that anybody could guess it")
+    if len((options.limits.api_key or "").splitlines()) > 1:
+        raise UserError("api_key: has several lines; all clients send the same key, of one line")
     if options.shortlist is not None and len(options.models) > 1:
         raise UserError(
             f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"

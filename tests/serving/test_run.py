@@ -67,6 +67,7 @@ def test_names_of_the_server(
             "timeout: must be a finite number of seconds above 0, not inf",
         ),
         ({"api_key": ""}, {}, "api_key: is empty, so that anybody could guess it"),
+        ({"api_key": "one\ntwo"}, {}, "api_key: has several lines"),
         ({}, {"shortlist": "s"}, "shortlist: s is for one model, not for 2"),
         ({"max_characters": 1, "timeout": 0.5, "api_key": "a"}, {}, "missing1: "),
         ({"api_key": "~"}, {"models": ["en-de=missing1"], "shortlist": "s"}, "missing1: "),
