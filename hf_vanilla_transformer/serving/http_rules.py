@@ -55,7 +55,7 @@ class HttpRules:
     def _refusal(self, method: str, headers: Headers) -> str | None:
         """The reason why a request is refused."""
         host = headers.get("host", "")
-        if self.hosts and host and _name(host) not in self.hosts:
+        if self.hosts and host and host_name(host) not in self.hosts:
             return (
                 f"Host {host}: this server is not known under this name (--allowed_host permits it)"
             )
@@ -70,12 +70,12 @@ class HttpRules:
         if origin != "null" and urlsplit(origin).scheme not in ("http", "https"):
             return None
         netloc = urlsplit(origin).netloc
-        if netloc and (netloc == host or _name(netloc) in {*self.hosts} - {*LOOPBACK}):
+        if netloc and (netloc == host or host_name(netloc) in {*self.hosts} - {*LOOPBACK}):
             return None
         return f"Origin {origin}: pages of this site may not call this server (--cors_origin permits it)"
 
 
-def _name(host: str) -> str | None:
+def host_name(host: str) -> str | None:
     """The name in a `Host`, in lower case and without its port."""
     try:
         return urlsplit(f"//{host}").hostname

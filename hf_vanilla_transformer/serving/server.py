@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,7 +23,7 @@ from ..utils.errors import UserError, check_at_least_one
 from ..utils.system_calls import encodable, open_files, raise_open_files
 from ..web.page import page_facts
 from .app import create_app
-from .http_rules import LOOPBACK
+from .http_rules import LOOPBACK, host_name
 from .interface import Server
 from .languages import model_folders
 from .options import Limits, ServeOptions
@@ -46,11 +47,13 @@ def load_server(options: ServeOptions) -> Server:
         raise UserError("api_key: is empty, so that anybody could guess it")
     if len((options.limits.api_key or "").splitlines()) > 1:
         raise UserError("api_key: has several lines; all clients send the same key, of one line")
+    _check_sites(options.limits)
     if options.shortlist is not None and len(options.models) > 1:
         raise UserError(
             f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"
         )
     if (sequences := _sequence_folder(options.models)) is not None:
+        _check_of_sequences(sequences[1], options)
         return Server([_sequence_model(*sequences, options)], _named_hosts(options))
     first: dict[Path, LanguagePair] = {}  # of each model
     pairs: list[LanguagePair] = []
@@ -74,6 +77,33 @@ def load_server(options: ServeOptions) -> Server:
     if options.pivot is not None and options.pivot not in {pair.target for pair in pairs}:
         raise UserError(f"pivot: {options.pivot}: no model translates into it")
     return Server(pairs, _named_hosts(options), options.pivot)
+
+
+def _check_sites(limits: Limits) -> None:
+    """Refuse sites and hosts that no request can name, because a browser sends neither a path nor capitals."""
+    for origin in {*limits.cors_origins} - {"*", "null"}:
+        parts = urlsplit(origin)
+        site = f"{parts.scheme}://{parts.netloc.lower()}"
+        if origin != site or not parts.netloc:
+            remedy = site if parts.netloc else "https://example.org"
+            raise UserError(f"cors_origin: {origin}: give scheme and host alone, such as {remedy}")
+    for host in limits.allowed_hosts:
+        if host.lower() not in (host_name(host), host_name(f"[{host}]")):
+            raise UserError(
+                f"allowed_host: {host}: give a name alone, without scheme, port and path"
+            )
+
+
+def _check_of_sequences(folder: Path, options: ServeOptions) -> None:
+    """Refuse options that are for languages."""
+    of_languages = {
+        "lines": not options.split_sentences,
+        "pivot": options.pivot,
+        "translate_files": options.limits.translate_files,
+    }
+    for name, value in of_languages.items():
+        if value:
+            raise UserError(f"{name}: it is for models of languages, and {folder} is of sequences")
 
 
 def _sequence_folder(models: Sequence[str]) -> tuple[str, Path] | None:

@@ -69,6 +69,19 @@ def test_names_of_the_server(
         ({"api_key": ""}, {}, "api_key: is empty, so that anybody could guess it"),
         ({"api_key": "one\ntwo"}, {}, "api_key: has several lines"),
         ({}, {"shortlist": "s"}, "shortlist: s is for one model, not for 2"),
+        *(
+            ({"cors_origins": ("*", site)}, {}, f"cors_origin: {site}: give scheme and host alone")
+            for site in ("https://Example.org", "https://example.org/", "example.org", "foo:")
+        ),
+        *(
+            ({"allowed_hosts": (host,)}, {}, f"allowed_host: {host}: give a name alone")
+            for host in ("http://example.org", "example.org:80", "example.org/", "[::1]")
+        ),
+        (
+            {"cors_origins": ("https://a.org:8080", "null"), "allowed_hosts": ("A.org", "::1")},
+            {},
+            "missing1: ",
+        ),
         ({"max_characters": 1, "timeout": 0.5, "api_key": "a"}, {}, "missing1: "),
         ({"api_key": "~"}, {"models": ["en-de=missing1"], "shortlist": "s"}, "missing1: "),
         ({}, {"models": [], "pivot": "en"}, "pivot: en: no model translates into it"),

@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.candidates import translate_candidates
-from hf_vanilla_transformer.serving.options import ServeOptions
+from hf_vanilla_transformer.serving.options import Limits, ServeOptions
 from hf_vanilla_transformer.serving.sequences import SequenceModel
 from hf_vanilla_transformer.serving.server import load_server
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
@@ -214,3 +214,10 @@ def test_server_takes_one_model_of_sequences(tmp_path: Path) -> None:
     languages = f"en-de={echo_folder(tmp_path / 'echo')}"
     error = error_of(load_server, ServeOptions([languages, SHIPPED]))
     assert f"{SHIPPED} is of sequences: serve it alone" in error
+    for name, options in (
+        ("lines", {"split_sentences": False}),
+        ("pivot", {"pivot": "en"}),
+        ("translate_files", {"limits": Limits(translate_files=True)}),
+    ):
+        error = error_of(load_server, ServeOptions([str(SHIPPED)], **options))
+        assert error.startswith(f"{name}: it is for models of languages")
