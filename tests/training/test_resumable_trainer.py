@@ -169,12 +169,13 @@ def test_epoch_runs_in_its_order_unless_training_is_over(
     made: list[Any] = []
     replace(monkeypatch, "_run_epoch", lambda trainer, **given: made.append(given["epoch"]))
     trainer = bare(
-        args=Fake(gradient_accumulation_steps=4, device=torch.device("cpu")),
+        args=Fake(gradient_accumulation_steps=4),
         state=Fake(global_step=10),
         control=Fake(should_training_stop=stop, should_epoch_stop=end),
         _training_is_over=lambda: over,
         _evaluate_if_due=lambda time: made.append(time),
         _updates=None,
+        _stop_callbacks=list,
         train_dataset=Fake(set_epoch=lambda number: made.append(f"order {number}")),
     )
     trainer._run_epoch(
@@ -190,22 +191,28 @@ def test_epoch_runs_in_its_order_unless_training_is_over(
     assert trainer.control.should_training_stop is (over or stop)
 
 
-def test_epoch_does_not_run_if_the_time_of_another_rank_is_over(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("has_limit", [True, False])
+def test_ranks_agree_that_the_time_is_over(
+    has_limit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would wait for that rank."""
+    """One would wait for the others. Without a limit they do not ask: streams may end their epochs apart."""
 
     def agreed(*flags: bool, device: torch.device) -> Fake:
-        assert flags == (False,)
+        assert has_limit and flags == (False,)
         return Fake(read=lambda: [True])
 
     monkeypatch.setattr(resumable_trainer, "Agreement", agreed)
+    made: list[int] = []
+    replace(monkeypatch, "_run_epoch", lambda trainer, **given: made.append(given["epoch"]))
     trainer = bare(
         args=Fake(gradient_accumulation_steps=4, device=torch.device("cpu")),
         state=Fake(global_step=10),
         control=Fake(should_training_stop=False, should_epoch_stop=False),
+        train_dataset=[],
         _training_is_over=lambda: False,
         _evaluate_if_due=lambda time: None,
+        _stop_callbacks=lambda: [object()] * has_limit,
+        _updates=None,
     )
     trainer._run_epoch(
         epoch=3,
@@ -213,8 +220,10 @@ def test_epoch_does_not_run_if_the_time_of_another_rank_is_over(
         epochs_trained=2,
         resume_from_checkpoint=None,
         start_time=0.0,
+        train_dataloader=None,
     )
-    assert trainer.control.should_training_stop
+    assert trainer.control.should_training_stop is has_limit
+    assert made == ([] if has_limit else [3])
 
 
 @pytest.mark.parametrize("tokens", [None, 60])

@@ -384,8 +384,10 @@ class ResumableTrainer(Seq2SeqTrainer):
         )
         self._epoch_start = self.state.global_step - skipped
         self._evaluate_if_due(kwargs["start_time"])
-        # `Trainer` checks this only after an update. The clocks of ranks differ, and all must stop or none.
-        if Agreement(self._training_is_over(), device=self.args.device).read()[0]:
+        over = self._training_is_over()  # `Trainer` checks this only after an update
+        if self._stop_callbacks():  # their clocks differ between ranks, and all must stop or none
+            (over,) = Agreement(over, device=self.args.device).read()
+        if over:
             self.control.should_training_stop = True
         if self.control.should_training_stop or self.control.should_epoch_stop:
             return
