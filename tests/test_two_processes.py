@@ -55,6 +55,13 @@ def test_update_with_a_users_loss_is_the_same_in_two_processes(name, two_process
         assert relative_error(two_processes[name, size], expected) <= 1e-5
 
 
+def test_evaluation_in_two_processes_has_the_loss_of_one(
+    two_processes: Results, tmp_path: Path
+) -> None:
+    expected = worker.evaluation_loss(tmp_path)
+    assert two_processes["evaluation"] == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", worker.FORMATS)
 @pytest.mark.parametrize(("share", "tie"), TYING_MODES)
 def test_ddp_works_without_find_unused_parameters(

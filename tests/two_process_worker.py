@@ -23,6 +23,7 @@ from tests.trainer_helpers import (
     consistency_update,
     everything_on,
     flat,
+    make_trainer,
     random_pairs,
     trained,
 )
@@ -80,6 +81,13 @@ def everything_update(size: int, steps: int, folder: Path, **settings: Any) -> T
     return flat(after.model) - flat(before.model)
 
 
+def evaluation_loss(folder: Path) -> float:
+    """The loss of three batches, so that in two processes the second one repeats pairs at the end."""
+    pairs = random_pairs(6, seed=6)
+    trainer = make_trainer(folder, eval_dataset=pairs, per_device_eval_batch_size=2)
+    return trainer.evaluate()["eval_loss"]
+
+
 def tied_model(share: bool, tie: bool) -> VanillaTransformerForConditionalGeneration:
     return tiny_model(
         share_encoder_decoder_embeddings=share,
@@ -127,6 +135,7 @@ def main(folder: Path) -> None:
     for size, steps in SPLITS:
         results["everything", size] = everything_update(size, steps, folder, **settings)
         results["documented", size] = documented_update(size, steps, folder, **settings)
+    results["evaluation"] = evaluation_loss(folder)
     assert distributed.get_world_size() == PROCESSES
     rank = distributed.get_rank()
     results["ranks"] = PROCESSES

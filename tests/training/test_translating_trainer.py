@@ -128,14 +128,21 @@ def test_loop_counts_the_sentences_of_its_budget(
     rows: Any, translates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Fake(predictions=np.array([[2, 5]]), metrics={})
-    monkeypatch.setattr(ResumableTrainer, "evaluation_loop", lambda trainer: output)
+    averages = []
+
+    def loop(trainer: Any) -> Any:
+        averages.append(trainer.args.average_tokens_across_devices)
+        return output
+
+    monkeypatch.setattr(ResumableTrainer, "evaluation_loop", loop)
     trainer = bare(
-        args=Fake(predict_with_generate=translates),
+        args=Fake(predict_with_generate=translates, average_tokens_across_devices=True),
         budget=Fake(rows=rows),
         ended=1.0,
         _share_that_ends=lambda rows: 0.25,
     )
     assert trainer.evaluation_loop() is output
+    assert [*averages, trainer.args.average_tokens_across_devices] == [False, True]
     assert trainer.gather_function == trainer._gather
     assert trainer.ended == (0.25 if translates else 1.0)
     assert output.metrics == ({} if rows is None else {"eval_sentences": 2})

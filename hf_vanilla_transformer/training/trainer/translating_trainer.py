@@ -88,7 +88,14 @@ class TranslatingTrainer(ResumableTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Count each pair once, see `_gather`."""
         self.gather_function = self._gather
-        output = super().evaluation_loop(*args, **kwargs)
+        averages = self.args.average_tokens_across_devices
+        # `Trainer` would scale the loss of a batch by its share of the tokens of all ranks, also of those that repeat
+        # pairs and whose losses are left out.
+        self.args.average_tokens_across_devices = False
+        try:
+            output = super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.args.average_tokens_across_devices = averages
         if self.args.predict_with_generate and isinstance(output.predictions, np.ndarray):
             self.ended = self._share_that_ends(output.predictions)
         if self.budget is not None and self.budget.rows is not None:
