@@ -13,6 +13,7 @@ from hf_vanilla_transformer.training.run.arguments import RunArguments
 from hf_vanilla_transformer.training.run.precision import bf16_is_faster
 from hf_vanilla_transformer.training.state import callbacks
 from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
+from hf_vanilla_transformer.training.state.distributed import StopSignals
 from hf_vanilla_transformer.utils.errors import Interrupted
 from tests.model_helpers import error_of, tiny_model
 
@@ -74,6 +75,14 @@ def test_signals_are_noted_during_training_only():
     stop = StopWithCheckpoint()
     events = ["on_train_end", "on_train_begin", "on_train_end"]
     assert [is_noted(event) for event in events * 2] == [False, True, False] * 2
+
+
+def test_signal_before_the_first_update_says_what_happens_next(capsys):
+    signals = StopSignals()
+    StopWithCheckpoint(signals=signals)
+    with signals:
+        signal.raise_signal(signal.SIGTERM)
+    assert f"stopping: {callbacks.IN_TRAINING} (" in capsys.readouterr().out
 
 
 def test_signal_ends_an_evaluation_that_the_resumed_run_makes():

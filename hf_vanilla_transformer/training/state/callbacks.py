@@ -37,6 +37,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
     def __init__(self, max_minutes: float | None = None, signals: StopSignals | None = None):
         self.max_seconds = None if max_minutes is None else 60 * max_minutes
         self.signals = signals or StopSignals()
+        self.signals.message = IN_TRAINING  # also before the first update
         self.evaluation_due = self.saved_for_scoring = False
         self.spent = 0.0
         self.evaluation_seconds = 0.0  # of the training time
@@ -73,7 +74,6 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
     def on_train_begin(self, *_: object, **__: object) -> None:
         self._start = time.monotonic()
         self._training = True
-        self.signals.message = IN_TRAINING
         self.signals.__enter__()
 
     def on_train_end(self, *_: object, **__: object) -> None:
