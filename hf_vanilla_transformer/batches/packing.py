@@ -399,12 +399,20 @@ class FlatPairs:
         None  #: of the decoder, as `target.ids`. None: the labels shifted right
     )
 
+    def __post_init__(self) -> None:
+        # Attention without a key would take those of the whole row, its neighbours' (`segment_mask`).
+        if not self.source.lengths.all():
+            raise ValueError(
+                "a pair has no source token, and would read those of its neighbours in a packed row: leave it out, or "
+                "train without packing"
+            )
+
     @classmethod
     def of_rows(cls, rows: Sequence[Example]) -> "FlatPairs":
         """The pairs of rows with `PAIR_COLUMNS`, the two masks and inputs left out or not.
 
         Raises:
-            ValueError: the rows have another column, or one is missing.
+            ValueError: the rows have another column, or one is missing, or a source is empty.
         """
         names: set[str] = set().union(*rows)
         if rows:

@@ -435,6 +435,20 @@ def test_table_and_rows_make_the_same_tensors() -> None:
     assert_close(of_table, of_rows, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [{"input_ids": []}, {"input_ids": [5], "attention_mask": [0]}],
+    ids=["empty", "hidden"],
+)
+def test_pair_without_a_source_is_refused(source: dict[str, list[int]]) -> None:
+    row = {"input_ids": [4, 2], "attention_mask": [1, 1], "labels": [6, 2]}
+    rows = [row, {**row, "attention_mask": [], **source}]
+    for make in (FlatPairs.of_rows, lambda rows: FlatPairs.of_table(Dataset.from_list(rows))):
+        make([row])
+        with pytest.raises(ValueError, match="no source token.*: leave it out"):
+            make(rows)
+
+
 def doubled(row: Row, epoch: int = 0) -> Row:
     return {name: ids * 2 for name, ids in row.items()}
 
@@ -539,9 +553,10 @@ def test_fixed_rows_are_those_that_no_code_of_the_caller_makes() -> None:
 
 def test_collator_leaves_hidden_tokens_out_and_has_the_rows_that_were_asked_for() -> None:
     config = tiny_model().config
-    hidden = [{**row, "attention_mask": [0, *[1] * (len(row["input_ids"]) - 1)]} for row in ROWS]
+    long = [row for row in ROWS if len(row["input_ids"]) > 1]
+    hidden = [{**row, "attention_mask": [0, *[1] * (len(row["input_ids"]) - 1)]} for row in long]
     batch = PackedCollator(config, 32, 40)(hidden)
-    visible = chain(*(row["input_ids"][1:] for row in ROWS))
+    visible = chain(*(row["input_ids"][1:] for row in long))
     assert sorted(batch["input_ids"][batch["segment_ids"] != 0].tolist()) == sorted(visible)
     needed = len(PackedCollator(config, 32, 40)(ROWS)["labels"])
     for rows in (needed, needed + 2):
