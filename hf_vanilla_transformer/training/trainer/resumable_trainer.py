@@ -533,7 +533,7 @@ def _sampler_of_pairs(loader: Any) -> Any:
     accelerate wraps them for several ranks, and again to skip what was trained before a resume. Neither it nor
     `Trainer` tells the epoch to a sampler within two of them.
     """
-    batches = getattr(loader, "batch_sampler", None)
+    batches: Any = getattr(loader, "batch_sampler", None)
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler
     return getattr(batches, "sampler", None)
