@@ -401,6 +401,7 @@ def test_import_loads_few_files(name: str, printed: dict[str, Any]) -> None:
     assert sum(module.split(".")[0] == PACKAGE.name for module in printed[name]) <= LOADED[name]
 
 
+@pytest.mark.slow
 def test_import_needs_only_torch_and_transformers(printed_alone: dict[str, Any]) -> None:
     face, evaluation = printed_alone["face"]
     libraries = {"matplotlib", "num2words", "tensorboard", "datasets", "sacrebleu", "accelerate"}

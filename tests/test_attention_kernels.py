@@ -150,6 +150,7 @@ def test_settings_are_restored_after_an_error() -> None:
     assert flags() == before
 
 
+@pytest.mark.slow
 def test_the_context_is_traced() -> None:
     def attend(query: Tensor) -> Tensor:
         with attention_kernels("auto", GPU):

@@ -16,7 +16,7 @@ from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.finite import first_not_finite
-from tests.model_helpers import error_of, tiny_model
+from tests.model_helpers import error_of, slow, tiny_model
 from tests.search_helpers import source
 
 NAN = float("nan")
@@ -97,7 +97,7 @@ def written(weight: Tensor, number: float = NAN) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("engine", ["modules", "packed", "int8"])
+@pytest.mark.parametrize("engine", ["modules", *slow("packed", "int8")])
 def test_weights_that_a_user_spoils_translate_nothing(engine: str, dtype: torch.dtype) -> None:
     model = tiny_model(**UNTIED).to(dtype)
 

@@ -71,6 +71,7 @@ def test_status_is_that_of_the_program(code: str, status: int, python: Interpret
 
 
 @forks
+@pytest.mark.slow
 def test_program_is_ended_after_its_time(python: Interpreter) -> None:
     assert python.run(["-c", "import time; time.sleep(60)"], seconds=1).returncode == -14
 

@@ -157,6 +157,7 @@ def succeed(python: Interpreter, script: str, *arguments: str) -> None:
     assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
 
 
+@pytest.mark.slow
 def test_loaded_weights_do_not_follow_their_files(python: Interpreter, folders: list[str]) -> None:
     has_int8 = int8_error(torch.device("cpu"), torch.float32) is None
     succeed(python, LOADED, *folders, *(["int8"] if has_int8 else []))

@@ -176,6 +176,7 @@ needs_stubs = pytest.mark.skipif(STUBS is None, reason="needs mypy's stubs")
 
 
 @needs_stubs
+@pytest.mark.slow
 def test_one_module_calls_what_another_system_lacks(sources: dict[Path, Source]) -> None:
     found = []
     for path, source in sources.items():

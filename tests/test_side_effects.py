@@ -52,6 +52,7 @@ def test_hooks_are_registered_with_the_first_engine_and_removed_with_the_last(
     assert added() == (0, 0)
 
 
+@pytest.mark.slow
 def test_modules_are_built_while_engines_come_and_go() -> None:
     model = varied_model()
 

@@ -197,6 +197,7 @@ def decode_step_by_step(
     Version(torch.__version__) < Version("2.10"), reason="older torch compiles a second graph"
 )
 @torch.no_grad()
+@pytest.mark.slow
 def test_decoding_with_a_static_cache_is_one_graph_for_all_steps() -> None:
     model = tiny_model(tie_word_embeddings=False)
     compiled, graphs = in_one_graph(model)

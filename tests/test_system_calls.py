@@ -284,6 +284,7 @@ def test_open_files_have_no_limit_where_there_is_none(monkeypatch: pytest.Monkey
     system_calls.limit_process(1.0, 10, 10)  # nothing
 
 
+@pytest.mark.slow
 def test_process_ends_later_without_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda status: ended.set())

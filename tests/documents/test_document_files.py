@@ -368,6 +368,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.slow
 def test_time_grows_with_the_length_of_a_document_of_any_shape(name: str) -> None:
     suffix, shape = SHAPES[name]
 
@@ -474,6 +475,7 @@ def test_markdown_keeps_its_structure(document: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", ["|\n", "a|\n", "| a | b |\n", "> a\n", "<pre>\n"])
+@pytest.mark.slow
 def test_long_markdown_is_split_in_linear_time(line: str) -> None:
     document = "|-|-|\n" + line * 4_000  # a minute, if the time were quadratic
     assert translate_document(document.encode(), ".md", translator_by(str)).count(b"\n") > 0

@@ -31,7 +31,7 @@ NATIVE = [
         name,
         [],
         id=f"{compiler}-{name}",
-        marks=[] if compiler == "gcc" else pytest.mark.slow,
+        marks=[] if (compiler, name) == ("gcc", "AVX2") else pytest.mark.slow,
     )
     for compiler in ("gcc", "clang")
     for name in instruction_sets()

@@ -558,6 +558,7 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(count)))
 
 
+@pytest.mark.slow
 def test_threads_translate_with_one_model() -> None:
     limits = [3, 20, 9, 35]
 

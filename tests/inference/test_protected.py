@@ -209,6 +209,7 @@ def test_no_span_is_lost_or_doubled(
     assert len(restored) <= len(translation) + len(sentence) + 2 * len(protected.spans)
 
 
+@pytest.mark.slow
 def test_translator_and_server_lose_none_of_1000_placeholders(
     translator: Translator, monkeypatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_argos_refuses_other_tokenizers_languages_and_outputs(tmp_path: Path) ->
     assert not (tmp_path / "b.argosmodel").exists()
 
 
+@pytest.mark.slow
 def test_sentencepiece_tokenizer_is_exact_on_10000_lines(shared_data: Path, tmp_path: Path) -> None:
     """Its ids are those of the pieces that Argos computes, and its text is the one that Argos joins."""
     lines: list[str] = []

@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests.model_helpers import slow
 from tests.pair_files import PAIRS, write_pairs
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.tmx", "x.tst"])
+@pytest.mark.parametrize("name", ["x.csv", *slow("x.tmx", "x.tst")])
 def test_each_command_gives_with_a_table_what_it_gives_with_text(
     command, tmp_path, model_folder, name
 ):

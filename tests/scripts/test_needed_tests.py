@@ -48,12 +48,14 @@ def test_tests_of_importers_are_needed_where_no_test_imports_the_module() -> Non
     assert needed_tests("package.pages", IMPORTERS) == []
 
 
+@pytest.mark.slow
 def test_names_of_a_face_lead_to_their_modules() -> None:
     found = importers(modules())
     module = "hf_vanilla_transformer.inference.translator"
     assert "tests.inference.test_translator" in needed_tests(module, found)
 
 
+@pytest.mark.slow
 def test_modules_that_are_imported_by_name_have_tests() -> None:
     found = importers(modules())
     assert "tests.interop.test_argos" in needed_tests("hf_vanilla_transformer.interop.argos", found)

@@ -19,6 +19,7 @@ from hf_vanilla_transformer.documents.documents import sentence_splitter
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.serving import service
 from hf_vanilla_transformer.serving.engine import Engine
+from tests.model_helpers import slow
 from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
 
@@ -393,7 +394,7 @@ def test_server_without_a_thread_is_dead(
         assert client.get("/health/live").json() == {"error": "a thread of an engine has ended"}
 
 
-@pytest.mark.parametrize("path", ["/translate", "/translate_file"])
+@pytest.mark.parametrize("path", ["/translate", *slow("/translate_file")])
 def test_timeout_is_504_and_gives_the_sentence_up(
     translator: Translator, held: threading.Event, path: str
 ) -> None:

@@ -98,12 +98,14 @@ def test_errors_of_documents_and_of_the_server_arrive() -> None:
     ("suffix", "content"),
     [(".docx", docx_of(b"<w:p/>" * 1_000_000)), (".html", b"<p>1</p>" * 300_000)],
 )
+@pytest.mark.slow
 def test_memory_of_a_document_is_limited(suffix: str, content: bytes) -> None:
     assert "too much memory" in error_of(
         lambda: translated(upload(content, suffix, memory=40_000_000))
     )
 
 
+@pytest.mark.slow
 def test_computing_of_a_document_is_limited() -> None:
     assert "too much memory or time" in error_of(lambda: translated(upload(ENDLESS, seconds=0.5)))
 
@@ -204,6 +206,7 @@ def test_documents_have_two_seconds_after_a_signal(
 
 
 @pytest.mark.parametrize(("content", "translate"), [(ENDLESS, upper), (HTML, never)])
+@pytest.mark.slow
 def test_work_ends_with_its_request(content: bytes, translate: Any) -> None:
     async def run() -> bytes:
         processes = DocumentProcesses()

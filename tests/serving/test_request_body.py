@@ -262,6 +262,7 @@ def test_first_wrong_field_is_named(fields: dict[str, Any], message: str) -> Non
 
 @settings(max_examples=30)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5))
+@pytest.mark.slow
 def test_any_json_value_is_a_request_or_a_bad_request(value: Any) -> None:
     value = json.loads(json.dumps(value))
     for name in TranslateRequest.model_fields:

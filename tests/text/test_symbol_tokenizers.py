@@ -203,6 +203,7 @@ def test_old_folders_are_still_normalised():
     assert tokenizer_task(old) == "language"
 
 
+@pytest.mark.slow
 def test_each_tokenizer_loads_without_this_package(tokenizers, tmp_path, python):
     texts = [text for own in TEXTS.values() for text in own] + SPECIAL
     expected = {}

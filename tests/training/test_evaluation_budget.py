@@ -73,6 +73,7 @@ def history(folder: Path, name: str) -> list[dict[str, Any]]:
     return [entry for entry in entries if name in entry]
 
 
+@pytest.mark.slow
 def test_evaluations_take_a_tenth_and_the_rate_decays(tmp_path, monkeypatch, capsys) -> None:
     clock = Clock(monkeypatch)
     files = write_pairs(tmp_path, PAIRS, "train", "validation")
@@ -93,6 +94,7 @@ def test_evaluations_take_a_tenth_and_the_rate_decays(tmp_path, monkeypatch, cap
     assert results["eval_sentences"] == 60
 
 
+@pytest.mark.slow
 def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypatch) -> None:
     Clock(monkeypatch)
     files = write_pairs(tmp_path, PAIRS, "train", "validation")

@@ -99,6 +99,7 @@ def mixtures(draw):
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+@pytest.mark.slow
 def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional):
     folder = tmp_path_factory.mktemp("mixture")
     files = []

@@ -83,6 +83,7 @@ def test_epoch_has_three_shapes_of_attention(trainer_on_gpu: Any, tmp_path: Path
     assert len(count.attention_shapes) == 3
 
 
+@pytest.mark.slow
 def test_passes_of_the_loop_launch_few_kernels(trainer_on_gpu: Any, tmp_path: Path) -> None:
     trainer = trainer_on_gpu(tmp_path, six_layers(), max_steps=2, bf16=True)
     counts = []

@@ -412,6 +412,7 @@ def test_resumed_run_keeps_its_schedule(tmp_path, pairs, clock):
     assert updates == 60
 
 
+@pytest.mark.slow
 def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, clock, capsys):
     """Other processes use the machine: the rate still decays within the minutes."""
     clock.seconds = lambda updates: 6 if updates >= 30 else 3

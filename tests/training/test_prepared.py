@@ -297,6 +297,7 @@ def kill_preparing(folder: Path, workers: int, kills: int) -> None:
         pytest.param(4, 12, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_killed_preparation_goes_on_to_the_same_bytes(
     python: Interpreter, repository: Path, tmp_path: Path, workers: int, kills: int
 ) -> None:

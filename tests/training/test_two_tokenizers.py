@@ -134,6 +134,7 @@ def special_ids(config):
     return config["pad_token_id"], config["eos_token_id"]
 
 
+@pytest.mark.slow
 def test_run_of_the_command_translates_with_the_tokens_of_the_target(run, pair):
     results = json.loads((run / "all_results.json").read_text())
     assert results["test_exact_match"] == results["eval_exact_match"] == 100
