@@ -360,9 +360,9 @@ def test_log_has_throughput_padding_and_perplexity(tmp_path):
     assert last["eval_perplexity"] == pytest.approx(math.exp(last["eval_loss"]), rel=1e-5)
 
 
-@pytest.mark.parametrize("own", ["function", "method"])
+@pytest.mark.parametrize("own", ["function", "method", "smoother"])
 def test_loss_of_the_callers_has_no_perplexity(tmp_path, own):
-    def square(outputs, labels, num_items_in_batch=None):
+    def square(outputs, labels, num_items_in_batch=None, shift_labels=False):
         return outputs.logits.square().mean()
 
     class Squared(VanillaTransformerTrainer):
@@ -371,15 +371,24 @@ def test_loss_of_the_callers_has_no_perplexity(tmp_path, own):
             loss = square(outputs, None)
             return (loss, outputs) if return_outputs else loss
 
+    class Smoothed(VanillaTransformerTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.label_smoother = square
+
     model = tiny_model()
-    settings = {"kind": Squared} if own == "method" else {"compute_loss_func": square}
+    settings = {
+        "function": {"compute_loss_func": square},
+        "method": {"kind": Squared},
+        "smoother": {"kind": Smoothed},
+    }
     made = trained(
         tmp_path,
         model=model,
         data_collator=padding_collator(model),
         eval_dataset=random_pairs(2),
         max_steps=1,
-        **settings,
+        **settings[own],
     )
     assert "eval_loss" in made.evaluate()
     assert log_of(made, "perplexity") == log_of(made, "eval_perplexity") == []

@@ -64,7 +64,7 @@ from .model_state import ModelState
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
-from .ownership import foreign_data, methods
+from .ownership import foreign_data, foreign_loss
 from .trainer_checks import (
     check_arguments,
     check_collator,
@@ -620,8 +620,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
                     self.state, lambda number: self.accelerator.reduce(number, "mean"), limit
                 )
             )
-        own = self.compute_loss_func or methods("compute_loss")(self)
-        if not (own or self.args.label_smoothing_factor):  # it smooths the evaluation loss, too
+        smooths = self.args.label_smoothing_factor  # the evaluation loss, too
+        if not smooths and foreign_loss(self) is None:
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
